@@ -1,0 +1,1 @@
+"""The CUDA C++ kernels, each with its host side beside it."""

@@ -1,0 +1,344 @@
+"""Turns a basic block into one Python function of whole-array NumPy calls.
+
+Registers are arrays of shape (32, warps): lane first, so that a shuffle moves rows and a tensor-core fragment needs no
+transposition.  A block becomes ``def block(v, m, x)``: ``v`` the register views it uses, ``m`` the mask of active
+lanes, ``x`` the frame (frame.py) that reaches memory, barriers and special registers.  Two versions are made: one for
+warps with all lanes active, without any masks, and one for diverged warps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpu.ptx.blocks import Block, Item
+from gpu.ptx.program import Program
+from gpu.ptx.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Not,
+    Operand,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+from gpu.ptx.types import DTYPES, code_size, storage_code
+from simkit.errors import PtxError
+
+# A place where values live: ("r", register), ("t", pool index within a storage class) or ("s", special register).
+Slot = tuple[str, str | int, str]
+BlockFunction = Callable[[tuple[np.ndarray, ...], np.ndarray | None, Any], Any]
+
+
+@dataclass(slots=True)
+class Code:
+    """The generated function of a block: what it needs as ``v``, and what it leaves in persistent registers."""
+
+    function: BlockFunction
+    views: list[tuple[Slot, str]]
+    reads: list[str]
+    writes: list[str]
+    source: str
+    instructions: int
+
+
+@dataclass(slots=True)
+class TemporaryPlan:
+    """Which pool slot each block-local register occupies: linear scan, last freed first used (warm in cache)."""
+
+    slots: dict[tuple[int, str], int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+class Emitter:
+    """Collects the lines of one block; the translators of isa/ write through it."""
+
+    def __init__(self, program: Program, symbols: Mapping[str, int], masked: bool) -> None:
+        self.program = program
+        self.symbols = symbols
+        self.masked = masked
+        self.lines: list[str] = []
+        self.views: dict[tuple[Slot, str], str] = {}
+        self.namespace: dict[str, Any] = {"copyto": np.copyto}
+        self.bound: dict[int, str] = {}
+        self.constants: dict[tuple[str, bytes], str] = {}
+        self.temporaries: dict[str, Slot] = {}
+        # Tensor-core operands decoded so far, by their registers; dropped when one of them is written.
+        self.decoded: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        self.counter = 0
+        self.mask = "m" if masked else "None"
+        self.instruction: Instruction | None = None
+        self.site = 0
+
+    # What translators call
+
+    def error(self, message: str) -> PtxError:
+        assert self.instruction is not None
+        return PtxError(
+            f"PTX line {self.instruction.position.line}: {message}\n    {self.instruction.text}"
+        )
+
+    def line(self, code: str) -> None:
+        self.lines.append(code)
+
+    def fresh(self, expression: str) -> str:
+        """A new local variable holding an expression."""
+        self.counter += 1
+        name = f"n{self.counter}"
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def bind(self, value: Any) -> str:
+        """A name for a Python object (a ufunc, a table) in the generated code."""
+        key = id(value)
+        if key not in self.bound:
+            name = f"f{len(self.bound)}"
+            self.bound[key] = name
+            self.namespace[name] = value
+        return self.bound[key]
+
+    def constant(self, value: int | float, code: str) -> str:
+        """A zero-dimensional array: NumPy handles those faster than its scalars."""
+        dtype = DTYPES[code]
+        if code == "b1":
+            array = np.array(bool(value))
+        elif isinstance(value, float):
+            if dtype.kind == "f":
+                array = np.array(value, dtype)
+            else:
+                bits = struct.pack("<f" if dtype.itemsize == 4 else "<d", value)
+                if dtype.itemsize not in (4, 8):
+                    raise self.error(f"the floating-point constant {value} needs 4 or 8 bytes")
+                array = np.frombuffer(bits, dtype)[0].reshape(())
+        elif dtype.kind == "f":
+            # An integer constant in a floating position stands for its bits.
+            raw = (value & ((1 << 8 * dtype.itemsize) - 1)).to_bytes(dtype.itemsize, "little")
+            array = np.frombuffer(raw, dtype)[0].reshape(())
+        else:
+            mask = (1 << 8 * dtype.itemsize) - 1
+            array = np.array(value & mask, f"u{dtype.itemsize}").view(dtype)
+        array = np.asarray(array)
+        key = (code, array.tobytes())
+        if key not in self.constants:
+            name = f"k{len(self.constants)}"
+            self.constants[key] = name
+            self.namespace[name] = array
+        return self.constants[key]
+
+    def register_code(self, name: str) -> str:
+        return storage_code(self.program.registers[name])
+
+    def view(self, name: str, code: str) -> str:
+        """The local variable of a register seen as another type of the same size."""
+        storage = self.register_code(name)
+        slot = self.temporaries.get(name) or ("r", name, storage)
+        return self._argument(slot, code)
+
+    def _argument(self, slot: Slot, code: str) -> str:
+        key = (slot, code)
+        if key not in self.views:
+            self.views[key] = f"a{len(self.views)}"
+        return self.views[key]
+
+    def read(self, operand: Operand, code: str) -> str:
+        """An expression for a source operand as an array (or constant) of dtype ``code``."""
+        match operand:
+            case Register(name):
+                storage = self.register_code(name)
+                if (storage == "b1") != (code == "b1"):
+                    raise self.error(f"register {name} is {self.program.registers[name]!r}")
+                if code_size(storage) == code_size(code):
+                    return self.view(name, code)
+                if code_size(storage) > code_size(code) and code[0] != "f":
+                    # A narrow operand in a wide register is its low bits.
+                    return f"{self.view(name, storage)}.astype('{code}')"
+                raise self.error(
+                    f"register {name} has {8 * code_size(storage)} bits, the instruction needs {8 * code_size(code)}"
+                )
+            case Immediate(value):
+                return self.constant(value, code)
+            case Special(name):
+                size = 8 if name in ("%clock64", "%globaltimer") else 4
+                value = self._special(name, f"u{size}")
+                if code_size(code) == size:
+                    return value if code == f"u{size}" else f"{value}.view('{code}')"
+                return f"{value}.astype('{code}')"
+            case Symbol(name, offset):
+                return self.constant(self.symbol(name) + offset, code)
+            case Not(register):
+                return f"~{self.view(register.name, 'b1')}"
+            case _:
+                raise self.error(f"operand {operand} is not a value")
+
+    def _special(self, name: str, code: str) -> str:
+        if name in ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"):
+            return self.fresh(f"x.clock({name!r})")
+        return self._argument(("s", name, code), code)
+
+    def symbol(self, name: str) -> int:
+        if name not in self.symbols:
+            raise self.error(f"unknown name {name!r}")
+        return self.symbols[name]
+
+    def write(self, operand: Operand, code: str, expression: str) -> None:
+        """Assigns an expression of dtype ``code`` to a destination, in the active lanes."""
+        target = self.target(operand, code)
+        if target is None:
+            return
+        where = "" if self.mask == "None" else f", where={self.mask}"
+        self.lines.append(f"copyto({target}, {expression}{where})")
+
+    def target(self, operand: Operand, code: str) -> str | None:
+        """The array to assign to, as wide as the register: narrow results extend into wide registers."""
+        if isinstance(operand, Sink):
+            return None
+        if not isinstance(operand, Register):
+            raise self.error(f"operand {operand} is not a register")
+        storage = self.register_code(operand.name)
+        if (storage == "b1") != (code == "b1"):
+            raise self.error(
+                f"register {operand.name} is {self.program.registers[operand.name]!r}"
+            )
+        if code_size(storage) == code_size(code):
+            return self.view(operand.name, code)
+        if code_size(storage) > code_size(code) and code[0] in "ui":
+            return self.view(operand.name, f"{code[0]}{code_size(storage)}")
+        raise self.error(
+            f"register {operand.name} has {8 * code_size(storage)} bits, the result has {8 * code_size(code)}"
+        )
+
+    def apply(self, function: Any, operand: Operand, code: str, *expressions: str) -> None:
+        """``operand = function(*expressions)``, straight into the register when no mask is in the way."""
+        name = function if isinstance(function, str) else self.bind(function)
+        arguments = ", ".join(expressions)
+        if self.mask == "None" and isinstance(operand, Register):
+            if code_size(self.register_code(operand.name)) == code_size(code):
+                self.lines.append(f"{name}({arguments}, {self.target(operand, code)})")
+                return
+        self.write(operand, code, f"{name}({arguments})")
+
+    def address(self, operand: Operand) -> tuple[str, int]:
+        """Array expression of a memory operand's base addresses, and the constant to add to it."""
+        if not isinstance(operand, Address):
+            raise self.error(f"operand {operand} is not an address")
+        match operand.base:
+            case Register(name):
+                storage = self.register_code(name)
+                if storage not in ("u4", "u8"):
+                    raise self.error(f"address register {name} has {8 * code_size(storage)} bits")
+                return self.view(name, storage), operand.offset
+            case Symbol(name, offset):
+                base = self.symbol(name) + offset + operand.offset
+            case Immediate(value):
+                base = int(value) + operand.offset
+        return f"x.constant({base & ((1 << 64) - 1)})", 0
+
+    def elements(self, operand: Operand) -> tuple[Operand, ...]:
+        return operand.elements if isinstance(operand, Vector) else (operand,)
+
+
+def plan_temporaries(block: Block, program: Program) -> dict[int, dict[str, Slot]]:
+    """For each instruction, the pool slots of the block-local registers it touches."""
+    last_use: dict[str, int] = {}
+    for index, item in enumerate(block.items):
+        for name in (*item.reads, *item.writes):
+            last_use[name] = index
+    if block.condition is not None:
+        last_use[block.condition.name] = len(block.items)
+    free: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    current: dict[str, Slot] = {}
+    plan: dict[int, dict[str, Slot]] = {}
+
+    def release(names: tuple[str, ...], index: int) -> None:
+        for name in names:
+            slot = current.get(name)
+            if slot is not None and last_use[name] == index:
+                free[slot[2]].append(int(slot[1]))
+                del current[name]
+
+    for index, item in enumerate(block.items):
+        here = {r: current[r] for r in item.reads if r in current}
+        if len(item.writes) == 1 and not item.is_partial:
+            # One result is written after all operands are read, so it may take the place of one that ends here.
+            release(item.reads, index)
+        for name in item.writes:
+            if name in program.persistent or name in current:
+                continue
+            code = storage_code(program.registers[name])
+            pool = free.setdefault(code, [])
+            number = pool.pop() if pool else sizes.get(code, 0)
+            sizes[code] = max(sizes.get(code, 0), number + 1)
+            current[name] = ("t", number, code)
+        here.update({r: current[r] for r in item.writes if r in current})
+        plan[index] = here
+        release(item.reads, index)
+        release(item.writes, index)
+    if block.condition is not None and block.condition.name in current:
+        plan[len(block.items)] = {block.condition.name: current[block.condition.name]}
+    return plan
+
+
+def generate(block: Block, program: Program, symbols: Mapping[str, int], masked: bool) -> Code:
+    """Compiles one block.  PtxError (with the line) where operands do not fit an instruction."""
+    emitter = Emitter(program, symbols, masked)
+    plan = plan_temporaries(block, program)
+    for index, item in enumerate(block.items):
+        emitter.temporaries = plan[index]
+        _emit(emitter, item)
+    emitter.instruction = block.items[-1].instruction if block.items else None
+    if block.condition is not None:
+        emitter.temporaries = plan.get(len(block.items), {})
+        code = "b1" if block.kind == "branch" else "u4"
+        value = emitter.view(block.condition.name, code)
+        emitter.line(f"return {'~' if block.negated else ''}{value}")
+    lines = emitter.lines or ["pass"]
+    names = ", ".join(emitter.views.values())
+    unpack = f"    {names}, = v\n" if names else ""
+    source = "def block(v, m, x):\n" + unpack + "".join(f"    {line}\n" for line in lines)
+    namespace = emitter.namespace
+    exec(compile(source, f"<{program.name} block {block.index}>", "exec"), namespace)
+    persistent = [k[0][1] for k in emitter.views if k[0][0] == "r"]
+    written = {r for i in block.items for r in i.writes}
+    # What a masked block writes keeps its old value in inactive lanes, so it must be read too.
+    reads = [
+        str(r)
+        for r in dict.fromkeys(persistent)
+        if r in block.live_in or (masked and r in written)
+    ]
+    return Code(
+        function=namespace["block"],
+        views=list(emitter.views),
+        reads=reads,
+        writes=[str(r) for r in dict.fromkeys(persistent) if r in written],
+        source=source,
+        instructions=len(block.items) + (block.kind != "jump"),
+    )
+
+
+def _emit(emitter: Emitter, item: Item) -> None:
+    instruction = item.instruction
+    emitter.instruction = instruction
+    emitter.site = instruction.position.line
+    base = "m" if emitter.masked else "None"
+    emitter.mask = base
+    if instruction.guard is not None:
+        guard = emitter.view(instruction.guard.name, "b1")
+        if emitter.masked:
+            emitter.mask = emitter.fresh(
+                f"m > {guard}" if instruction.guard_negated else f"m & {guard}"
+            )
+        else:
+            emitter.mask = emitter.fresh(f"~{guard}") if instruction.guard_negated else guard
+    item.form.translator(emitter, instruction, item.modifiers)
+    emitter.mask = base
+    if emitter.decoded and item.writes:
+        written = set(item.writes)
+        emitter.decoded = {k: v for k, v in emitter.decoded.items() if written.isdisjoint(k[0])}

@@ -1,0 +1,250 @@
+"""The PTX executor as a Device: loads PTX, holds memory, launches kernels on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpu.arguments import Parameter, pack
+from gpu.compile import compile_cuda
+from gpu.counters import Report
+from gpu.ptx import isa, spaces
+from gpu.ptx.emit import Code, generate
+from gpu.ptx.launch import Launch, Options, dimensions
+from gpu.ptx.memory import Allocation, GlobalMemory
+from gpu.ptx.parser import parse
+from gpu.ptx.program import Program, lower, source_place
+from gpu.ptx.syntax import Label, Module, Position, Variable
+from simkit.errors import CapacityError, DtypeError, LaunchError, PtxError, ShapeError
+from simkit.machine.gpus import gpu as find_gpu
+
+assert isa  # importing it registers every instruction
+
+_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
+_BLOCK_LIMITS = (1024, 1024, 64)
+
+
+class PtxArray:
+    """An array in the executor's memory; freed when nobody holds it."""
+
+    def __init__(
+        self, memory: GlobalMemory, shape: tuple[int, ...], dtype: np.dtype[Any], name: str
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self._memory = memory
+        self._size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        self._allocation: Allocation = memory.allocate(self._size, name)
+
+    @property
+    def address(self) -> int:
+        return self._allocation.address
+
+    def _bytes(self) -> np.ndarray:
+        return self._memory.bytes.data[self._allocation.start : self._allocation.end]
+
+    def to_numpy(self) -> np.ndarray:
+        return self._bytes().copy().view(self.dtype).reshape(self.shape)
+
+    def fill(self, values: np.ndarray) -> None:
+        """Overwrites the array with values of the same shape and dtype."""
+        if values.shape != self.shape:
+            raise ShapeError(f"array {self.name!r} has shape {self.shape}, the values {values.shape}")
+        if values.dtype != self.dtype:
+            raise DtypeError(f"array {self.name!r} holds {self.dtype}, the values are {values.dtype}")
+        self._bytes()[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    def __del__(self) -> None:
+        allocation = getattr(self, "_allocation", None)
+        if allocation is not None:
+            self._memory.free(allocation)
+
+
+class PtxKernel:
+    """A kernel of a loaded module: its program, and the code of its blocks, generated when first needed."""
+
+    def __init__(self, module: PtxModule, name: str) -> None:
+        self.name = name
+        self.module = module
+        self.program: Program = lower(module.syntax, name)
+        self.parameters = [Parameter.of(v) for v in self.program.parameters]
+        self.symbols = dict(module.symbols)
+        self.symbols.update(self.program.local_offsets)
+        self.symbols.update(self.program.parameter_offsets)
+        self.static_shared = self._lay_out_shared()
+        self._codes: dict[tuple[int, bool], Code] = {}
+        # Every instruction is translated now, so that what cannot run is refused before anything does.
+        for block in self.program.blocks:
+            self.code(block.index, False)
+
+    def _lay_out_shared(self) -> int:
+        """Offsets of shared variables: static ones first, dynamic ones (of unknown size) all at the end."""
+        end = 0
+        dynamic: list[Variable] = []
+        for variable in (*self.module.shared, *self.program.shared):
+            if variable.is_extern:
+                dynamic.append(variable)
+                continue
+            end = -(-end // variable.align) * variable.align
+            self.symbols[variable.name] = end
+            end += variable.size
+        align = max((v.align for v in dynamic), default=1)
+        end = -(-end // align) * align
+        self.symbols.update({v.name: end for v in dynamic})
+        return end
+
+    def code(self, block: int, is_masked: bool) -> Code:
+        key = (block, is_masked)
+        if key not in self._codes:
+            self._codes[key] = generate(self.program.blocks[block], self.program, self.symbols, is_masked)
+        return self._codes[key]
+
+    def place(self, site: int) -> str:
+        position = self.module.positions.get(site, Position(site))
+        return source_place(self.module.syntax, position)
+
+    def launch(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[object],
+        shared_bytes: int = 0,
+        cluster: Sequence[int] = (1, 1, 1),
+    ) -> Report:
+        """See gpu.device.Kernel.launch."""
+        device = self.module.device
+        extents = dimensions("grid", grid, _GRID_LIMITS)
+        threads = dimensions("block", block, _BLOCK_LIMITS)
+        if dimensions("cluster", cluster, (16, 16, 16)) != (1, 1, 1):
+            raise LaunchError("clusters are not supported")
+        count = threads[0] * threads[1] * threads[2]
+        if count > device.gpu.max_threads_per_block:
+            raise LaunchError(
+                f"a block of {count} threads, {device.gpu.name} allows {device.gpu.max_threads_per_block}"
+            )
+        limits = self.program.performance
+        if "reqntid" in limits and _three(limits["reqntid"]) != threads:
+            raise LaunchError(f"kernel {self.name!r} requires blocks of {limits['reqntid']} threads, got {threads}")
+        if "maxntid" in limits and count > int(np.prod(limits["maxntid"])):
+            raise LaunchError(
+                f"a block of {count} threads, kernel {self.name!r} was compiled for at most"
+                f" {int(np.prod(limits['maxntid']))}"
+            )
+        total_shared = self.static_shared + shared_bytes
+        if shared_bytes < 0 or total_shared > device.gpu.smem_per_block_optin:
+            raise CapacityError(
+                f"kernel {self.name!r} needs {total_shared} bytes of shared memory"
+                f" ({self.static_shared} static), {device.gpu.name} has {device.gpu.smem_per_block_optin} per block"
+            )
+        parameters = np.zeros(max(self.program.parameter_bytes, 16) + 16, np.uint8)
+        packed = pack(self.name, self.parameters, args)
+        for parameter, data in zip(self.parameters, packed, strict=True):
+            start = self.program.parameter_offsets[parameter.name]
+            parameters[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        return Launch(
+            self, extents, threads, shared_bytes, parameters, device.memory, device.gpu, device.arch, device.options
+        ).run()
+
+
+def _three(values: tuple[int, ...]) -> tuple[int, ...]:
+    return (*values, *(1,) * (3 - len(values)))
+
+
+class PtxModule:
+    """A parsed PTX text with its global and constant variables in memory."""
+
+    def __init__(self, device: PtxDevice, ptx: str) -> None:
+        self.device = device
+        self.ptx = ptx
+        self.syntax: Module = parse(ptx)
+        self.positions = {
+            s.position.line: s.position
+            for f in self.syntax.functions.values()
+            for s in f.body
+            if not isinstance(s, Label)
+        }
+        self.symbols: dict[str, int] = {}
+        self.shared = [v for v in self.syntax.variables if v.space == "shared"]
+        self._variables: list[PtxArray] = []
+        self._kernels: dict[str, PtxKernel] = {}
+        inner = [v for f in self.syntax.functions.values() for v in f.variables]
+        for variable in (*self.syntax.variables, *inner):
+            if variable.space in ("global", "const"):
+                self._place(variable)
+        for variable in (*self.syntax.variables, *inner):
+            self._write_addresses(variable)
+
+    def _place(self, variable: Variable) -> None:
+        if variable.is_extern:
+            raise PtxError(f"PTX line {variable.position.line}: {variable.name!r} is defined in another module")
+        data = np.zeros(variable.size, np.uint8)
+        data[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+        array = PtxArray(self.device.memory, data.shape, data.dtype, variable.name)
+        array.fill(data)
+        self._variables.append(array)
+        self.symbols[variable.name] = array.address
+
+    def _write_addresses(self, variable: Variable) -> None:
+        """Fills in the addresses of other variables among the initial values."""
+        for offset, name, addend, width in variable.addresses:
+            if name not in self.symbols:
+                raise PtxError(f"PTX line {variable.position.line}: unknown name {name!r} in an initial value")
+            start = self.symbols[variable.name] - spaces.GLOBAL_BASE + offset
+            value = (self.symbols[name] + addend) & ((1 << 8 * width) - 1)
+            self.device.memory.bytes.data[start : start + width] = np.frombuffer(
+                value.to_bytes(width, "little"), np.uint8
+            )
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the entries."""
+        return [f.name for f in self.syntax.functions.values() if f.is_entry]
+
+    def kernel(self, name: str) -> PtxKernel:
+        if name not in self._kernels:
+            self._kernels[name] = PtxKernel(self, name)
+        return self._kernels[name]
+
+
+class PtxDevice:
+    """The executor, standing for one GPU of the device table."""
+
+    def __init__(self, gpu: str = "h100", options: Options | None = None) -> None:
+        self.name = "ptx"
+        self.gpu = find_gpu(gpu)
+        self.arch = self.gpu.arch
+        self.options = options or Options()
+        self.memory = GlobalMemory(self.gpu.hbm_bytes)
+
+    def with_options(self, options: Options) -> PtxDevice:
+        """The same device and memory, run another way."""
+        other = object.__new__(PtxDevice)
+        other.__dict__.update(self.__dict__)
+        other.options = options
+        return other
+
+    def compile(
+        self, source: str, options: Sequence[str] = (), arch: str | None = None, name: str = "kernel.cu"
+    ) -> PtxModule:
+        return self.load(compile_cuda(source, options=options, arch=arch or self.arch, name=name))
+
+    def load(self, ptx: str) -> PtxModule:
+        return PtxModule(self, ptx)
+
+    def array(self, values: np.ndarray, name: str = "") -> PtxArray:
+        values = np.asarray(values)
+        array = PtxArray(self.memory, values.shape, values.dtype, name or self._fresh_name())
+        array.fill(values)
+        return array
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any, name: str = "") -> PtxArray:
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        array = PtxArray(self.memory, extents, np.dtype(dtype), name or self._fresh_name())
+        array._bytes()[:] = 0xFF  # NaN in every floating format: what nobody wrote shows
+        return array
+
+    def _fresh_name(self) -> str:
+        return f"array{len(self.memory.allocations)}"

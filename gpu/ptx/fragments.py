@@ -1,0 +1,87 @@
+"""How tensor-core operands are spread over the lanes of a warp.  Source: PTX ISA 8.8, 9.7.14.5 (mma fragments).
+
+Lane ``4 g + t`` holds row (or column) ``g`` and the ``t``-th group of elements; a 32-bit register holds 32 / width of
+them.  Since registers are (32, warps), a fragment register is (8, 4, warps) already, and matrices come out with the
+warps last, as simkit.numerics.tensor_core wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from simkit.numerics import convert, formats
+
+Array = np.ndarray
+
+
+def _bf16(word: Array) -> list[Array]:
+    return [(word << np.uint32(16)).view(np.float32), (word & np.uint32(0xFFFF0000)).view(np.float32)]
+
+
+def _f16(word: Array) -> list[Array]:
+    halves = [word.astype(np.uint16), (word >> np.uint32(16)).astype(np.uint16)]
+    return [half.view(np.float16).astype(np.float32) for half in halves]
+
+
+def _tf32(word: Array) -> list[Array]:
+    # The tensor core ignores the 13 low bits.
+    return [(word & np.uint32(0xFFFFE000)).view(np.float32)]
+
+
+def _bytes(decode: Callable[[Array], Array]) -> Callable[[Array], list[Array]]:
+    def split(word: Array) -> list[Array]:
+        return [decode((word >> np.uint32(8 * k)).astype(np.uint8)) for k in range(4)]
+
+    return split
+
+
+# Elements of one 32-bit register, lowest first, as float32.
+_DECODERS: dict[str, Callable[[Array], list[Array]]] = {
+    "bf16": _bf16,
+    "f16": _f16,
+    "tf32": _tf32,
+    "e4m3": _bytes(formats.decode_e4m3),
+    "e5m2": _bytes(convert.e5m2_to_float32),
+}
+
+
+def matrix_a(registers: Sequence[Array], kind: str) -> Array:
+    """A as float32 (16, K, warps) from its registers: rows g and g + 8 alternate, then the next half of K."""
+    decoded = [_DECODERS[kind](r) for r in registers]
+    per_register = len(decoded[0])
+    halves, warps = len(registers) // 2, registers[0].shape[1]
+    a = np.empty((2, 8, halves, 4, per_register, warps), np.float32)
+    for index, elements in enumerate(decoded):
+        for place, element in enumerate(elements):
+            a[index % 2, :, index // 2, :, place] = element.reshape(8, 4, warps)
+    return a.reshape(16, halves * 4 * per_register, warps)
+
+
+def matrix_b(registers: Sequence[Array], kind: str) -> Array:
+    """B as float32 (K, 8, warps)."""
+    decoded = [_DECODERS[kind](r) for r in registers]
+    per_register = len(decoded[0])
+    warps = registers[0].shape[1]
+    b = np.empty((len(registers), 4, per_register, 8, warps), np.float32)
+    for index, elements in enumerate(decoded):
+        for place, element in enumerate(elements):
+            b[index, :, place] = element.reshape(8, 4, warps).transpose(1, 0, 2)
+    return b.reshape(-1, 8, warps)
+
+
+def matrix_c(registers: Sequence[Array]) -> Array:
+    """The float32 accumulator (16, 8, warps) from four registers."""
+    warps = registers[0].shape[1]
+    c = np.empty((2, 8, 4, 2, warps), np.float32)
+    for index, register in enumerate(registers):
+        c[index // 2, :, :, index % 2] = register.reshape(8, 4, warps)
+    return c.reshape(16, 8, warps)
+
+
+def accumulator_registers(d: Array) -> list[Array]:
+    """The inverse of matrix_c."""
+    warps = d.shape[2]
+    parts = d.reshape(2, 8, 4, 2, warps)
+    return [parts[k // 2, :, :, k % 2].reshape(32, warps) for k in range(4)]

@@ -1,0 +1,482 @@
+"""Runs the resident CTAs of a launch: the register file, the state of every warp, and who runs next.
+
+Warps at the same block run together.  The default order sweeps over the blocks upwards: every runnable warp runs once a
+sweep, so nobody starves, and warps that took different ways meet again where the ways join.  Lanes of one warp that
+diverged run lowest block first until they are together again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu.ptx import spaces
+from gpu.ptx.barriers import Barriers
+from gpu.ptx.blocks import EXIT
+from gpu.ptx.copies import Copies
+from gpu.ptx.frame import Arrival, Frame
+from gpu.ptx.memory import Bytes, banked
+from gpu.ptx.schedule import PATIENCE
+from gpu.ptx.types import DTYPES, storage_code
+from simkit.errors import BudgetError, DeadlockError, LaunchError
+from simkit.numerics.tensor_core import TensorCore
+
+if TYPE_CHECKING:
+    from gpu.ptx.launch import Launch
+
+Array = np.ndarray
+
+# Frames of warp sets that come up again and again are kept, up to this many.
+_FRAMES_KEPT = 512
+
+
+@dataclass(slots=True)
+class Group:
+    """Warps that run together.  ``places``: for each block where some of their lanes are, which (None: all lanes)."""
+
+    frame: Frame
+    places: dict[int, Array | None]
+    strand: int
+    turns: int = 0
+
+    @property
+    def block(self) -> int:
+        return min(self.places)
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Work done: array operations (what the budget limits), warp instructions, lane instructions."""
+
+    operations: int = 0
+    instructions: int = 0
+    lane_instructions: int = 0
+
+
+@dataclass
+class Grid:
+    """CTAs ``first`` to ``first + ctas - 1`` of a launch."""
+
+    launch: Launch
+    first: int
+    ctas: int
+    statistics: Statistics
+    output: list[str]
+    registers: dict[str, Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        launch = self.launch
+        threads = launch.threads
+        self.warps_per_cta = -(-threads // 32)
+        self.warps = self.ctas * self.warps_per_cta
+        self.cta_of_warp = np.repeat(np.arange(self.ctas), self.warps_per_cta)
+        self.schedule = launch.options.schedule
+        self.counters = launch.counters
+        self.memory = launch.memory
+        self.parameters = launch.parameters
+        self.parameter_memory = launch.parameter_memory
+        self.shared_bytes = launch.shared_bytes
+        self.local_bytes = launch.program.local_bytes
+        self.shared, self.shared_stride = banked(self.ctas, self.shared_bytes)
+        self.local, local_stride = self._local_memory()
+        self.local_base = (np.arange(self.warps)[None, :] * 32 + np.arange(32)[:, None]) * local_stride
+        self.live = np.ones((32, self.warps), bool)
+        if threads % 32:
+            self.live[threads % 32 :, self.warps_per_cta - 1 :: self.warps_per_cta] = False
+        self.living_warps = np.full(self.ctas, self.warps_per_cta)
+        self.registers = {
+            name: np.zeros((32, self.warps), DTYPES[storage_code(launch.program.registers[name])])
+            for name in launch.program.persistent
+        }
+        self._pools: dict[tuple[str, int], Array] = {}
+        self._specials: dict[str, Array] = {}
+        self._frames: dict[bytes, Frame] = {}
+        self.copies = Copies(self.warps)
+        self.barriers = Barriers(self)
+        self.strand_of_warp = self.schedule.strands(self.warps, self.warps_per_cta)
+        self.runnable: dict[int, list[Group]] = {}
+        self.position = 0
+        self.current_strand = 0
+        self.random = self.schedule.generator
+
+    def _local_memory(self) -> tuple[Bytes, int]:
+        if not self.local_bytes:
+            return banked(1, 0)
+        return banked(32 * self.warps, self.local_bytes)
+
+    # What frames ask for
+
+    def temporary(self, code: str, index: int) -> Array:
+        """A flat buffer for block-local registers, one value for every lane."""
+        key = (code, index)
+        if key not in self._pools:
+            self._pools[key] = np.zeros(32 * self.warps, DTYPES[code])
+        return self._pools[key]
+
+    def special(self, name: str, code: str) -> Array:
+        """A predefined register for all lanes (32, warps)."""
+        if name not in self._specials:
+            value = np.broadcast_to(self._special(name), (32, self.warps))
+            self._specials[name] = np.ascontiguousarray(value.astype(DTYPES[code]))
+        return self._specials[name]
+
+    def _special(self, name: str) -> Array:
+        launch = self.launch
+        base, _, axis = name.partition(".")
+        dimension = "xyz".find(axis) if axis else 0
+        lane = np.arange(32)[:, None]
+        thread = lane + 32 * (np.arange(self.warps) % self.warps_per_cta)[None, :]
+        cta = self.first + self.cta_of_warp[None, :]
+        block, grid = (*launch.block, 1), (*launch.grid, 1)
+        if axis == "w":
+            return np.array(1 if base.startswith("%n") else 0)
+        match base:
+            case "%tid":
+                return _coordinate(thread, block, dimension)
+            case "%ntid":
+                return np.array(block[dimension])
+            case "%ctaid":
+                return _coordinate(cta, grid, dimension)
+            case "%nctaid":
+                return np.array(grid[dimension])
+            case "%laneid":
+                return lane
+            case "%warpid":
+                return (np.arange(self.warps) % self.warps_per_cta)[None, :]
+            case "%nwarpid":
+                return np.array(launch.gpu.max_threads_per_sm // 32)
+            case "%smid":
+                return cta % launch.gpu.sm_count
+            case "%nsmid":
+                return np.array(launch.gpu.sm_count)
+            case "%lanemask_eq":
+                return np.uint32(1) << lane.astype(np.uint32)
+            case "%lanemask_lt":
+                return (np.uint64(1) << lane.astype(np.uint64)) - np.uint64(1)
+            case "%lanemask_le":
+                return (np.uint64(2) << lane.astype(np.uint64)) - np.uint64(1)
+            case "%lanemask_gt":
+                return 0xFFFFFFFF ^ ((2 << lane.astype(np.int64)) - 1)
+            case "%lanemask_ge":
+                return 0xFFFFFFFF ^ ((1 << lane.astype(np.int64)) - 1)
+            case "%dynamic_smem_size":
+                return np.array(launch.dynamic_shared)
+            case "%total_smem_size" | "%aggr_smem_size":
+                return np.array(launch.shared_bytes)
+            # Without clusters every CTA is a cluster of its own.
+            case "%clusterid":
+                return _coordinate(cta, grid, dimension)
+            case "%nclusterid":
+                return np.array(grid[dimension])
+            case "%cluster_nctaid" | "%cluster_nctarank":
+                return np.array(1)
+            case "%cluster_ctaid" | "%cluster_ctarank" | "%is_explicit_cluster" | "%gridid":
+                return np.array(0)
+            case _:
+                raise LaunchError(f"special register {name} is not supported")
+
+    def clock(self, name: str) -> Array:
+        """Clocks advance with the work done; only their order means anything."""
+        value = self.statistics.operations
+        if name in ("%clock_hi", "%globaltimer_hi"):
+            value >>= 32
+        dtype = np.uint64 if name in ("%clock64", "%globaltimer") else np.uint32
+        return np.array(value & int(np.iinfo(dtype).max), dtype)
+
+    def tensor_core(self, kind: str) -> TensorCore | None:
+        return self.launch.tensor_core(kind)
+
+    def string(self, address: int) -> str:
+        """A zero-terminated string in global memory."""
+        data = self.memory.bytes.data
+        start = address - spaces.GLOBAL_BASE
+        if not 0 <= start < len(data):
+            raise LaunchError(f"string address 0x{address:x} is outside global memory")
+        piece = data[start : start + 4096].tobytes()
+        return piece.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+    def place(self, site: int) -> str:
+        return self.launch.place(site)
+
+    def thread_name(self, lane: int, warp: int) -> str:
+        thread = lane + 32 * (int(warp) % self.warps_per_cta)
+        x, y, z = (int(_coordinate(np.array(thread), self.launch.block, d)) for d in range(3))
+        return f"thread ({x}, {y}, {z}) of {self.cta_name(int(self.cta_of_warp[warp]))}"
+
+    def cta_name(self, cta: int) -> str:
+        x, y, z = (int(_coordinate(np.array(self.first + cta), self.launch.grid, d)) for d in range(3))
+        return f"block ({x}, {y}, {z})"
+
+    def frame(self, warps: Array) -> Frame:
+        key = warps.tobytes()
+        found = self._frames.get(key)
+        if found is None:
+            if len(self._frames) >= _FRAMES_KEPT:
+                self._frames.clear()
+            found = self._frames[key] = Frame(self, warps)
+        return found
+
+    # Scheduling
+
+    def run(self) -> None:
+        """Runs all CTAs to their ends."""
+        self.resume(np.arange(self.warps), np.zeros(self.warps, np.int64))
+        while self.runnable:
+            self._run_block(self._choose())
+        if self.living_warps.any():
+            raise DeadlockError(
+                f"kernel {self.launch.program.name!r} is deadlocked:\n    "
+                + "\n    ".join(self.barriers.describe())
+            )
+        self.copies.finish()
+
+    def resume(self, warps: Array, blocks: Array) -> None:
+        """Makes warps runnable at the given blocks."""
+        if not len(warps):
+            return
+        full = self.live[:, warps].all(axis=0)
+        keys = np.stack((self.strand_of_warp[warps], blocks, full.astype(np.int64)))
+        if (keys == keys[:, :1]).all():
+            self._start(warps, int(keys[0, 0]), int(keys[1, 0]), bool(keys[2, 0]))
+            return
+        for strand, block, is_full in np.unique(keys, axis=1).T:
+            chosen = (keys[0] == strand) & (keys[1] == block) & (keys[2] == is_full)
+            self._start(warps[chosen], int(strand), int(block), bool(is_full))
+
+    def _start(self, warps: Array, strand: int, block: int, is_full: bool) -> None:
+        mask = None if is_full else self.live[:, warps]
+        self._add(Group(self.frame(warps), {block: mask}, strand))
+
+    def _add(self, group: Group) -> None:
+        self.runnable.setdefault(group.block, []).append(group)
+
+    def _choose(self) -> Group:
+        """The next group to run, taken out of the runnable ones and joined with its like."""
+        kind = self.schedule.kind
+        if kind == "eager":
+            block = min((b for b in self.runnable if b >= self.position), default=-1)
+            if block < 0:
+                block = min(self.runnable)
+            self.position = block + 1
+            chosen = self.runnable[block][0]
+        elif kind == "lazy":
+            chosen = self._next_strand()
+        else:
+            groups = [g for waiting in self.runnable.values() for g in waiting]
+            chosen = groups[int(self.random.integers(len(groups)))]
+        return self._take(chosen)
+
+    def _next_strand(self) -> Group:
+        """The current strand until it waits or has had its turn, then the next one."""
+        strands = {g.strand for waiting in self.runnable.values() for g in waiting}
+        if self.current_strand not in strands:
+            later = [s for s in strands if s > self.current_strand]
+            self.current_strand = min(later or strands)
+        block = min(b for b, waiting in self.runnable.items() for g in waiting if g.strand == self.current_strand)
+        group = next(g for g in self.runnable[block] if g.strand == self.current_strand)
+        group.turns += 1
+        if group.turns >= PATIENCE:
+            group.turns = 0
+            self.current_strand += 1
+        return group
+
+    def _take(self, chosen: Group) -> Group:
+        """Removes a group, with the whole warps of its strand that stand at the same block."""
+        block = chosen.block
+        waiting = self.runnable.pop(block)
+        if len(waiting) == 1:
+            return chosen
+        if len(chosen.places) == 1 and chosen.places[block] is None:
+            like = [
+                g for g in waiting
+                if g.strand == chosen.strand and len(g.places) == 1 and g.places[block] is None
+            ]  # fmt: skip
+        else:
+            like = [chosen]
+        rest = [g for g in waiting if not any(g is taken for taken in like)]
+        if rest:
+            self.runnable[block] = rest
+        if len(like) == 1:
+            return chosen
+        warps = np.sort(np.concatenate([g.frame.warps for g in like]))
+        return Group(self.frame(warps), {block: None}, chosen.strand, chosen.turns)
+
+    def _run_block(self, group: Group) -> None:
+        index = group.block
+        mask = group.places.pop(index)
+        block = self.launch.program.blocks[index]
+        code = self.launch.code(index, mask is not None)
+        frame = group.frame
+        views = frame.bind(code)
+        result = code.function(views, mask, frame)
+        frame.release(code)
+        self._count(code.instructions, frame, mask)
+        if block.kind == "jump":
+            self._move(group, block.targets[0], mask)
+        elif block.kind == "branch":
+            self._branch(group, block.targets, np.broadcast_to(result, frame.shape), mask)
+            return
+        elif block.kind == "switch":
+            self._switch(group, block.targets, np.broadcast_to(result, frame.shape), mask)
+            return
+        else:
+            self._arrive(group, result, block.targets[0], mask)
+        self._settle(group)
+
+    def _count(self, operations: int, frame: Frame, mask: Array | None) -> None:
+        statistics = self.statistics
+        statistics.operations += operations
+        warps = frame.n if mask is None else int(mask.any(axis=0).sum())
+        lanes = 32 * frame.n if mask is None else int(np.count_nonzero(mask))
+        statistics.instructions += operations * warps
+        statistics.lane_instructions += operations * lanes
+        if statistics.operations > self.launch.options.budget:
+            raise BudgetError(
+                f"kernel {self.launch.program.name!r} used up its budget of {self.launch.options.budget} array"
+                f" instructions; it was at {self.place(self.launch.first_line(frame, self.runnable))}"
+            )
+
+    def _move(self, group: Group, target: int, mask: Array | None) -> None:
+        """Lanes of a group go to a block."""
+        if target == EXIT:
+            self._exit(group.frame, mask)
+            return
+        if target in group.places and mask is not None:
+            there = group.places[target]
+            mask = mask if there is None else there | mask
+        group.places[target] = mask
+
+    def _branch(self, group: Group, targets: list[int], taken: Array, mask: Array | None) -> None:
+        if mask is not None:
+            for target, part in ((targets[0], taken & mask), (targets[1], mask & ~taken)):
+                if part.any():
+                    self._move(group, target, part)
+            self._settle(group)
+            return
+        count = int(np.count_nonzero(taken))
+        if count in (0, taken.size):
+            self._move(group, targets[0] if count else targets[1], None)
+            self._settle(group)
+            return
+        per_warp = taken.sum(axis=0)
+        warps = group.frame.warps
+        for target, chosen in ((targets[0], per_warp == 32), (targets[1], per_warp == 0)):
+            if chosen.any():
+                self._split(group, warps[chosen], target)
+        mixed = (per_warp > 0) & (per_warp < 32)
+        if mixed.any():
+            part = Group(self.frame(warps[mixed]), {}, group.strand, group.turns)
+            inside = taken[:, mixed]
+            self._move(part, targets[0], inside)
+            self._move(part, targets[1], ~inside)
+            self._settle(part)
+
+    def _switch(self, group: Group, targets: list[int], index: Array, mask: Array | None) -> None:
+        """brx.idx: an index outside the list is undefined on hardware, an error here."""
+        beyond = index >= len(targets) if mask is None else (index >= len(targets)) & mask
+        if beyond.any():
+            raise LaunchError(f"branch index {int(index[beyond][0])} is outside a list of {len(targets)} targets")
+        active = np.ones(index.shape, bool) if mask is None else mask
+        full = active.all(axis=0)
+        warps = group.frame.warps
+        same = (index == index[0]).all(axis=0) & full
+        if mask is None and same.any():
+            for value in np.unique(index[0][same]):
+                self._split(group, warps[same & (index[0] == value)], targets[int(value)])
+            if same.all():
+                return
+            group = Group(self.frame(warps[~same]), {}, group.strand, group.turns)
+            index, active = index[:, ~same], active[:, ~same]
+        for value in np.unique(index[active]):
+            self._move(group, targets[int(value)], active & (index == value))
+        self._settle(group)
+
+    def _split(self, group: Group, warps: Array, target: int) -> None:
+        part = Group(self.frame(warps), {}, group.strand, group.turns)
+        self._move(part, target, None)
+        self._settle(part)
+
+    def _settle(self, group: Group) -> None:
+        """Puts a group back among the runnable ones, undoing its divergence where its lanes have met again."""
+        places = group.places
+        if not places:
+            return
+        if len(places) == 1:
+            ((block, mask),) = places.items()
+            if mask is not None:
+                full = mask.all(axis=0)
+                if full.all():
+                    places[block] = None
+                elif full.any() or not mask.any(axis=0).all():
+                    warps = group.frame.warps
+                    if full.any():
+                        self._add(Group(self.frame(warps[full]), {block: None}, group.strand, group.turns))
+                    rest = ~full & mask.any(axis=0)
+                    if not rest.any():
+                        return
+                    group = Group(self.frame(warps[rest]), {block: mask[:, rest]}, group.strand, group.turns)
+        self._add(group)
+
+    def _arrive(self, group: Group, arrival: Arrival, target: int, mask: Array | None) -> None:
+        """Warps of a group reach a barrier; the ones that complete go on, the others wait there."""
+        frame = group.frame
+        if mask is None:
+            if self._whole_ctas_arrive(frame, arrival):
+                group.places[target] = None
+                return
+            self.barriers.wait(frame.warps, arrival, target, None)
+            return
+        chosen = mask.any(axis=0)
+        living = self.live[:, frame.warps]
+        torn = chosen & (mask != living).any(axis=0)
+        if torn.any():
+            warp = int(frame.warps[torn][0])
+            lanes = int(mask[:, torn][:, 0].sum())
+            raise LaunchError(
+                f"{self.place(arrival.site)}: barrier reached by {lanes} of {int(self.live[:, warp].sum())} lanes of warp"
+                f" {warp % self.warps_per_cta} of {self.cta_name(int(self.cta_of_warp[warp]))}; the others went elsewhere"
+            )
+        number, threads = (np.broadcast_to(v, (frame.n,))[chosen] for v in (arrival.number, arrival.threads))
+        predicate = None if arrival.predicate is None else arrival.predicate[:, chosen]
+        arrived = Arrival(number, threads, arrival.site, arrival.operation, predicate, arrival.target)
+        self.barriers.wait(frame.warps[chosen], arrived, target, mask[:, chosen])
+        if group.places and chosen.any():
+            rest = ~chosen
+            group.frame = self.frame(frame.warps[rest])
+            group.places = {b: None if m is None else m[:, rest] for b, m in group.places.items()}
+
+    def _whole_ctas_arrive(self, frame: Frame, arrival: Arrival) -> bool:
+        """The usual case: all living warps of some CTAs arrive together at a barrier for all of them."""
+        if not isinstance(arrival.number, int) or not isinstance(arrival.threads, int) or arrival.operation:
+            return False
+        if arrival.threads not in (0, 32 * self.warps_per_cta) or not 0 <= arrival.number < 16:
+            return False
+        if frame.n != self.warps:
+            present = np.bincount(frame.cta, minlength=self.ctas)
+            here = present > 0
+            if not (present[here] == self.living_warps[here]).all():
+                return False
+            if arrival.threads and (self.living_warps[here] != self.warps_per_cta).any():
+                return False
+        return self.barriers.is_idle()
+
+    def _exit(self, frame: Frame, mask: Array | None) -> None:
+        before = self.live[:, frame.warps].any(axis=0)
+        if mask is None:
+            self.live[:, frame.warps] = False
+        else:
+            self.live[:, frame.warps] &= ~mask
+        gone = before & ~self.live[:, frame.warps].any(axis=0)
+        if gone.any():
+            ctas = frame.cta[gone]
+            np.subtract.at(self.living_warps, ctas, 1)
+            self.barriers.release(np.unique(ctas))
+
+
+def _coordinate(linear: Array, extents: tuple[int, ...], dimension: int) -> Array:
+    """One coordinate of a linear index, x fastest."""
+    for extent in extents[:dimension]:
+        linear = linear // extent
+    return linear % extents[dimension]

@@ -1,0 +1,13 @@
+"""What each PTX instruction does: one module per family, registered in registry.TABLE when imported."""
+
+from gpu.ptx.isa import (  # noqa: F401
+    asynchronous,
+    conversion,
+    floating,
+    integer,
+    memory,
+    movement,
+    synchronization,
+    tensor,
+    warp,
+)

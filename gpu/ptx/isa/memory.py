@@ -1,0 +1,165 @@
+"""Loads, stores, atomics and cache hints.  Source: PTX ISA 8.8, 9.7.9.8-9.7.9.24 and 9.7.13.15 (atom, red)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpu.ptx.emit import Emitter
+from gpu.ptx.isa.registry import ptx
+from gpu.ptx.syntax import Address, Instruction, Sink, Symbol
+from gpu.ptx.types import CODES, SIZES
+from simkit.numerics import minmax
+
+Modifiers = Mapping[str, str]
+
+_SPACES = "global shared shared::cta shared::cluster local const param param::entry param::func"
+_TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64"
+# Cache operators and eviction hints change nothing that a program can see.
+_CACHE = "ca cg cs lu cv wb wt"
+_L1 = "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate"
+_L2_EVICT = "L2::evict_first L2::evict_last L2::evict_normal"
+_PREFETCH = "L2::64B L2::128B L2::256B"
+_SCOPES = "cta cluster gpu sys"
+_ORDERINGS = "relaxed acquire release acq_rel"
+
+
+def _space(m: Modifiers) -> str:
+    return m.get("space", "generic").split("::")[0]
+
+
+def _width(m: Modifiers) -> int:
+    return int(m["vector"][1:]) if "vector" in m else 1
+
+
+_LOAD = "{.<space>}{.<cache>}{.<l1>}{.<l2>}{.L2::cache_hint}{.<prefetch>}{.<vector>}.<type>"
+
+
+@ptx(
+    f"ld{{.weak}}{_LOAD}", f"ld.volatile{_LOAD}", f"ld.<ordering>.<scope>{_LOAD}", f"ld.relaxed.mmio.sys{_LOAD}",
+    "ld{.<space>}{.<cache>}.nc{.<l1>}{.<l2>}{.L2::cache_hint}{.<prefetch>}{.<vector>}.<type>",
+    "ldu{.<space>}{.<vector>}.<type>",
+    operands=(2, 3), pure=False, ordering="relaxed acquire", scope=_SCOPES, space=_SPACES, cache=_CACHE,
+    l1=_L1, l2=_L2_EVICT, prefetch=_PREFETCH, vector="v2 v4 v8", type=_TYPES,
+)  # fmt: skip
+def load(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    target, source = i.operands[:2]
+    size, count = SIZES[m["type"]], _width(m)
+    space = _space(m)
+    if size * count > 32 or (size * count > 16 and "v8" not in m.get("vector", "v8")):
+        raise e.error(f"a vector access of {size * count} bytes")
+    elements = e.elements(target)
+    if len(elements) != count:
+        raise e.error(f"{len(elements)} destinations for {count} elements")
+    # Values narrower than their register are extended by their sign or with zeros.
+    code = f"i{size}" if m["type"].startswith("s") else f"u{size}"
+    if space == "param" and isinstance(source, Address) and isinstance(source.base, Symbol):
+        offset = e.symbol(source.base.name) + source.base.offset + source.offset
+        for lane, element in enumerate(elements):
+            e.write(element, code, f"x.parameter({offset + lane * size}, {size}).view('{code}')")
+        return
+    base, offset = e.address(source)
+    values = e.fresh(f"x.load({space!r}, {base}, {offset}, {size}, {count}, {e.mask}, {e.site})")
+    for lane, element in enumerate(elements):
+        if not isinstance(element, Sink):
+            e.write(element, code, f"{values}[{lane}].view('{code}')")
+
+
+_STORE = "{.<space>}{.<cache>}{.<l1>}{.<l2>}{.L2::cache_hint}{.<vector>}.<type>"
+
+
+@ptx(
+    f"st{{.weak}}{_STORE}", f"st.volatile{_STORE}", f"st.<ordering>.<scope>{_STORE}", f"st.relaxed.mmio.sys{_STORE}",
+    operands=(2, 3), results=0, pure=False, ordering="relaxed release", scope=_SCOPES,
+    space="global shared shared::cta shared::cluster local", cache=_CACHE, l1=_L1, l2=_L2_EVICT,
+    vector="v2 v4 v8", type=_TYPES,
+)  # fmt: skip
+def store(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    target, source = i.operands[:2]
+    size, count = SIZES[m["type"]], _width(m)
+    elements = e.elements(source)
+    if len(elements) != count:
+        raise e.error(f"{len(elements)} sources for {count} elements")
+    base, offset = e.address(target)
+    values = ", ".join(e.read(element, f"u{size}") for element in elements)
+    e.line(f"x.store({_space(m)!r}, {base}, {offset}, {size}, ({values},), {e.mask}, {e.site})")
+
+
+# Atomic operations by name: how old value and operand combine.
+def _wrap_increment(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
+
+
+def _wrap_decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+def _exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    return new
+
+
+_ATOMICS = {
+    "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "exch": _exchange,
+    "inc": _wrap_increment, "dec": _wrap_decrement, "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
+_ATOMIC_CHOICES = {
+    "ordering": _ORDERINGS, "scope": _SCOPES,
+    "space": "global shared shared::cta shared::cluster",
+    "type": "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16",
+}  # fmt: skip
+_ATOMIC_HEAD = "{.<ordering>}{.<scope>}{.<space>}"
+
+
+def _atomic_function(e: Emitter, m: Modifiers) -> str:
+    if m["operation"] in ("min", "max") and m["type"] == "f32":
+        return e.bind(minmax.fmin_ptx if m["operation"] == "min" else minmax.fmax_ptx)
+    if m["type"] in ("f16", "bf16"):
+        raise e.error(f".{m['type']} atomics are not supported")
+    return e.bind(_ATOMICS[m["operation"]])
+
+
+@ptx(f"atom{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>", operands=(3, 4), pure=False,
+     operation=" ".join(_ATOMICS), **_ATOMIC_CHOICES)  # fmt: skip
+def atomic(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    code = CODES[m["type"]]
+    function = _atomic_function(e, m)
+    base, offset = e.address(i.operands[1])
+    value = e.read(i.operands[2], code)
+    e.write(
+        i.operands[0], code,
+        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None, {e.mask}, {e.site})",
+    )  # fmt: skip
+
+
+@ptx(f"atom{_ATOMIC_HEAD}.cas{{.L2::cache_hint}}.<type>", operands=(4, 5), pure=False,
+     **{**_ATOMIC_CHOICES, "type": "b16 b32 b64 u32 u64 s32 s64"})  # fmt: skip
+def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    code = f"u{SIZES[m['type']]}"
+    base, offset = e.address(i.operands[1])
+    compare, value = (f"x.array({e.read(o, code)})" for o in i.operands[2:4])
+    function = e.bind(_exchange)
+    e.write(
+        i.operands[0], code,
+        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, {value}, {compare}, {e.mask}, {e.site})",
+    )  # fmt: skip
+
+
+@ptx(f"red{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>", operands=(2, 3), results=0, pure=False,
+     operation=" ".join(_ATOMICS), **_ATOMIC_CHOICES)  # fmt: skip
+def reduction(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    code = CODES[m["type"]]
+    function = _atomic_function(e, m)
+    base, offset = e.address(i.operands[0])
+    value = e.read(i.operands[1], code)
+    e.line(f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None, {e.mask}, {e.site})")
+
+
+@ptx(
+    "prefetch{.<space>}.<level>", "prefetchu.L1", "prefetch.global.<eviction>", "discard{.global}.L2",
+    "applypriority{.global}.L2::evict_normal",
+    operands=(1, 2), results=0, pure=False, space="global local", level="L1 L2",
+    eviction="L2::evict_last L2::evict_normal",
+)  # fmt: skip
+def prefetch(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    """Hints to the caches: nothing happens that a program can see."""

@@ -1,0 +1,117 @@
+"""The instruction table: which PTX instructions the executor knows, by pattern, and what translates each.
+
+A pattern is written the way the PTX ISA writes syntax: ``fma.<rnd>{.ftz}{.sat}.f32``.  ``<name>`` stands for one
+of the choices given for that name, braces for what may be left out.  A translator turns one instruction into lines of
+NumPy code (emit.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu.ptx.syntax import Instruction
+
+if TYPE_CHECKING:
+    from gpu.ptx.emit import Emitter
+
+Translator = Callable[["Emitter", Instruction, Mapping[str, str]], None]
+
+_SLOT = re.compile(r"(?P<optional>\{\.)?(?:\.)?(?P<text><\w+>|[\w:]+)\}?")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place in a pattern: the modifiers allowed there, and the name the match goes by."""
+
+    name: str
+    choices: frozenset[str]
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One syntactic form of an opcode.
+
+    ``results`` operands come first and are written; ``reads_results`` says that they are read too; ``pure`` that the
+    instruction does nothing but write its results, so that it may be dropped when nobody reads them; ``ends_block``
+    that the warp may have to wait there.
+    """
+
+    pattern: str
+    slots: tuple[Slot, ...]
+    translator: Translator
+    operand_counts: tuple[int, ...]
+    results: int = 1
+    reads_results: bool = False
+    pure: bool = True
+    ends_block: bool = False
+
+    def match(self, modifiers: tuple[str, ...]) -> dict[str, str] | None:
+        """The modifiers by slot name (absent optional ones left out), or None if they do not fit."""
+        found: dict[str, str] = {}
+        index = 0
+        for slot in self.slots:
+            if index < len(modifiers) and modifiers[index] in slot.choices:
+                found[slot.name] = modifiers[index]
+                index += 1
+            elif not slot.optional:
+                return None
+        return found if index == len(modifiers) else None
+
+
+@dataclass(slots=True)
+class Table:
+    """All known forms by opcode."""
+
+    forms: dict[str, list[Form]] = field(default_factory=dict)
+
+    def find(self, instruction: Instruction) -> tuple[Form, dict[str, str]] | None:
+        for form in self.forms.get(instruction.opcode, ()):
+            matched = form.match(instruction.modifiers)
+            if matched is not None and len(instruction.operands) in form.operand_counts:
+                return form, matched
+        return None
+
+
+TABLE = Table()
+
+
+def ptx(
+    *patterns: str,
+    operands: int | tuple[int, ...],
+    results: int = 1,
+    reads_results: bool = False,
+    pure: bool = True,
+    ends_block: bool = False,
+    **choices: str,
+) -> Callable[[Translator], Translator]:
+    """Registers a translator for instruction patterns; ``choices`` gives each ``<name>`` its words."""
+
+    def register(translator: Translator) -> Translator:
+        for pattern in patterns:
+            opcode, slots = _parse(pattern, choices)
+            counts = (operands,) if isinstance(operands, int) else operands
+            TABLE.forms.setdefault(opcode, []).append(
+                Form(pattern, slots, translator, counts, results, reads_results, pure, ends_block)
+            )
+        return translator
+
+    return register
+
+
+def _parse(pattern: str, choices: Mapping[str, str]) -> tuple[str, tuple[Slot, ...]]:
+    opcode = re.match(r"\$?\w+", pattern)
+    assert opcode is not None, pattern
+    slots = []
+    for piece in _SLOT.finditer(pattern, opcode.end()):
+        text = piece["text"]
+        if text.startswith("<"):
+            name = text[1:-1]
+            words = frozenset(choices[name].split())
+        else:
+            name, words = text, frozenset((text,))
+        slots.append(Slot(name, words, piece["optional"] is not None))
+    return opcode.group(), tuple(slots)

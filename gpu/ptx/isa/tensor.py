@@ -1,0 +1,112 @@
+"""Tensor cores of a warp: mma.sync, ldmatrix, stmatrix, movmatrix.  Source: PTX ISA 8.8, 9.7.14."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpu.ptx import fragments
+from gpu.ptx.emit import Emitter
+from gpu.ptx.isa.registry import ptx
+from gpu.ptx.syntax import Instruction, Operand, Register
+
+Array = np.ndarray
+Modifiers = Mapping[str, str]
+
+# (shape, input type) -> registers of A and B
+_REGISTERS = {
+    ("m16n8k8", "bf16"): (2, 1), ("m16n8k16", "bf16"): (4, 2),
+    ("m16n8k8", "f16"): (2, 1), ("m16n8k16", "f16"): (4, 2),
+    ("m16n8k4", "tf32"): (2, 1), ("m16n8k8", "tf32"): (4, 2),
+    ("m16n8k16", "e4m3"): (2, 1), ("m16n8k32", "e4m3"): (4, 2),
+    ("m16n8k16", "e5m2"): (2, 1), ("m16n8k32", "e5m2"): (4, 2),
+}  # fmt: skip
+
+
+def _matrix(e: Emitter, operand: Operand, count: int, function: object, *extra: str) -> str:
+    """A decoded operand; the same registers are decoded once until one of them is written again."""
+    elements = e.elements(operand)
+    if len(elements) != count:
+        raise e.error(f"{len(elements)} registers where the shape needs {count}")
+    names = tuple(o.name for o in elements if isinstance(o, Register))
+    key = (names, extra)
+    if len(names) == count and key in e.decoded:
+        return e.decoded[key]
+    code = "f4" if not extra else "u4"
+    words = ", ".join(f"x.array({e.read(o, code)})" for o in elements)
+    arguments = "".join(f", {x!r}" for x in extra)
+    value = e.fresh(f"{e.bind(function)}([{words}]{arguments})")
+    if len(names) == count and extra:
+        e.decoded[key] = value
+    return value
+
+
+@ptx("mma.sync.aligned.<shape>.row.col.f32.<a>.<b>.f32", operands=4, pure=False,
+     shape="m16n8k4 m16n8k8 m16n8k16 m16n8k32", a="bf16 f16 tf32 e4m3 e5m2", b="bf16 f16 tf32 e4m3 e5m2")  # fmt: skip
+def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    counts = _REGISTERS.get((m["shape"], m["a"]))
+    counts_b = _REGISTERS.get((m["shape"], m["b"]))
+    if counts is None or counts_b is None or (m["a"] != m["b"] and "e" not in (m["a"][0], m["b"][0])):
+        raise e.error(f"mma has no shape {m['shape']} for {m['a']} and {m['b']}")
+    d, a, b, c = i.operands
+    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    left = _matrix(e, a, counts[0], fragments.matrix_a, m["a"])
+    right = _matrix(e, b, counts_b[1], fragments.matrix_b, m["b"])
+    start = _matrix(e, c, 4, fragments.matrix_c)
+    kind = m["a"] if m["a"] == m["b"] else "e5m2"
+    result = e.fresh(f"{e.bind(fragments.accumulator_registers)}(x.mma({left}, {right}, {start}, {kind!r}))")
+    elements = e.elements(d)
+    if len(elements) != 4:
+        raise e.error(f"{len(elements)} destination registers where the shape needs 4")
+    for index, element in enumerate(elements):
+        e.write(element, "f4", f"{result}[{index}]")
+
+
+@ptx("ldmatrix.sync.aligned.m8n8.<count>{.trans}{.<space>}.b16", operands=2, pure=False,
+     count="x1 x2 x4", space="shared shared::cta")  # fmt: skip
+def load_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    target, source = i.operands
+    count = int(m["count"][1])
+    base, offset = e.address(source)
+    elements = e.elements(target)
+    if len(elements) != count:
+        raise e.error(f"{len(elements)} destinations for {count} matrices")
+    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    values = e.fresh(f"x.load_matrix({_space(m)!r}, {base}, {offset}, {count}, {'trans' in m}, {e.site})")
+    for index, element in enumerate(elements):
+        e.write(element, "u4", f"{values}[{index}]")
+
+
+@ptx("stmatrix.sync.aligned.m8n8.<count>{.trans}{.<space>}.b16", operands=2, results=0, pure=False,
+     count="x1 x2 x4", space="shared shared::cta")  # fmt: skip
+def store_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    target, source = i.operands
+    count = int(m["count"][1])
+    base, offset = e.address(target)
+    elements = e.elements(source)
+    if len(elements) != count:
+        raise e.error(f"{len(elements)} sources for {count} matrices")
+    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    values = ", ".join(f"x.array({e.read(o, 'u4')})" for o in elements)
+    e.line(f"x.store_matrix({_space(m)!r}, {base}, {offset}, ({values},), {'trans' in m}, {e.site})")
+
+
+def _space(m: Modifiers) -> str:
+    return "shared" if "space" in m else "generic"
+
+
+def transpose(a: Array) -> Array:
+    """An 8 x 8 matrix of 16-bit elements in mma layout, transposed across the warp."""
+    warps = a.shape[1]
+    halves = np.empty((8, 4, 2, warps), np.uint16)
+    halves[:, :, 0] = a.astype(np.uint16).reshape(8, 4, warps)
+    halves[:, :, 1] = (a >> np.uint32(16)).astype(np.uint16).reshape(8, 4, warps)
+    turned = halves.reshape(8, 8, warps).transpose(1, 0, 2).reshape(8, 4, 2, warps)
+    return (turned[:, :, 0].astype(np.uint32) | turned[:, :, 1].astype(np.uint32) << np.uint32(16)).reshape(32, warps)
+
+
+@ptx("movmatrix.sync.aligned.m8n8.trans.b16", operands=2, pure=False)
+def move_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.write(i.operands[0], "u4", f"{e.bind(transpose)}(x.array({e.read(i.operands[1], 'u4')}))")

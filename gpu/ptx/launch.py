@@ -1,0 +1,132 @@
+"""One launch on the executor: arguments checked and packed, code generated once, CTAs run in waves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu.arguments import pack
+from gpu.counters import Report
+from gpu.ptx.frame import Frame
+from gpu.ptx.grid import Grid, Group, Statistics
+from gpu.ptx.memory import Bytes, GlobalMemory
+from gpu.ptx.program import Program, source_place
+from gpu.ptx.schedule import Schedule
+from gpu.ptx.syntax import Position
+from gpu.ptx.traffic import TrafficCounter
+from simkit.errors import LaunchError
+from simkit.machine.cache import L2Cache
+from simkit.machine.gpus import Gpu
+from simkit.numerics.tensor_core import TensorCore, tensor_core
+
+if TYPE_CHECKING:
+    from gpu.ptx.emit import Code
+    from gpu.ptx.executor import PtxKernel
+
+# Lanes that run together at most, unless the GPU itself would hold more CTAs at once: beyond this, arrays outgrow the
+# caches and nothing is gained.
+_LANES_AT_ONCE = 32_768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the executor runs.
+
+    ``schedule``: order of warps and copies (schedule.py).  ``numerics``: "exact" tensor cores bit for bit, "fast" plain
+    float32 for looking around.  ``budget``: array instructions after which a kernel is taken for endless.  ``dram``:
+    send every access through a model of the L2 to count what reaches memory (slower).
+    """
+
+    schedule: Schedule = field(default_factory=Schedule)
+    numerics: str = "exact"
+    budget: int = 20_000_000
+    dram: bool = False
+
+
+@dataclass
+class Launch:
+    """Everything that the CTAs of one launch share."""
+
+    kernel: PtxKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_shared: int
+    parameters: np.ndarray
+    memory: GlobalMemory
+    gpu: Gpu
+    arch: str
+    options: Options
+
+    def __post_init__(self) -> None:
+        self.program: Program = self.kernel.program
+        self.threads = self.block[0] * self.block[1] * self.block[2]
+        self.shared_bytes = self.kernel.static_shared + self.dynamic_shared
+        self.parameter_memory = Bytes(self.parameters)
+        self.counters = TrafficCounter(L2Cache.of(self.gpu) if self.options.dram else None)
+        self._cores: dict[str, TensorCore] = {}
+
+    def run(self) -> Report:
+        started = time.perf_counter()
+        total = self.grid[0] * self.grid[1] * self.grid[2]
+        together = max(_LANES_AT_ONCE // self.threads, min(self.gpu.sm_count, total), 1)
+        statistics, output = Statistics(), []  # type: tuple[Statistics, list[str]]
+        # IEEE arithmetic makes infinities and NaNs without asking; integer overflow wraps.
+        with np.errstate(all="ignore"):
+            for first in range(0, total, together):
+                Grid(self, first, min(together, total - first), statistics, output).run()
+        return Report(
+            kernel=self.program.name,
+            device="ptx",
+            grid=self.grid,
+            block=self.block,
+            shared_bytes=self.shared_bytes,
+            seconds=time.perf_counter() - started,
+            traffic=self.counters.result(),
+            instructions=statistics.instructions,
+            lane_instructions=statistics.lane_instructions,
+            output="".join(output),
+        )
+
+    def code(self, block: int, is_masked: bool) -> Code:
+        return self.kernel.code(block, is_masked)
+
+    def tensor_core(self, kind: str) -> TensorCore | None:
+        """The tensor core of mma.sync for an input type; None for plain float32."""
+        if self.options.numerics == "fast":
+            return None
+        if kind not in self._cores:
+            # From sm_90 on, mma.sync with fp8 inputs runs on the f16 tensor core.
+            is_fp8 = kind in ("e4m3", "e5m2")
+            arch = self.gpu.arch
+            via_f16 = is_fp8 and int("".join(c for c in arch.split("_")[1] if c.isdigit())) >= 90
+            self._cores[kind] = tensor_core(arch, "f16" if via_f16 else kind)
+        return self._cores[kind]
+
+    def place(self, site: int) -> str:
+        return self.kernel.place(site)
+
+    def first_line(self, frame: Frame, runnable: dict[int, list[Group]]) -> int:
+        """A line that stands for where the kernel is: the start of the lowest block that could run."""
+        for block in sorted(runnable):
+            items = self.program.blocks[block].items
+            if items:
+                return items[0].instruction.position.line
+        return self.program.blocks[0].items[0].instruction.position.line if self.program.blocks[0].items else 0
+
+
+def dimensions(name: str, value: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, int, int]:
+    """A grid, block or cluster as three extents, checked."""
+    if not 1 <= len(value) <= 3:
+        raise LaunchError(f"{name} has {len(value)} dimensions, at most 3 are possible")
+    x, y, z = (*map(int, value), *(1,) * (3 - len(value)))
+    for axis, extent, limit in zip("xyz", (x, y, z), limits, strict=True):
+        if not 1 <= extent <= limit:
+            raise LaunchError(f"{name}.{axis} is {extent}, it must be from 1 to {limit}")
+    return x, y, z
+
+
+__all__ = ["Launch", "Options", "Position", "dimensions", "pack", "source_place"]

@@ -1,0 +1,487 @@
+"""Lowers one kernel of a parsed module to basic blocks of decoded instructions.
+
+Calls are inlined, so that a kernel is one flat control-flow graph; parameters of calls become registers.  Blocks are
+numbered in a weak topological order (every loop contiguous, its exits after it), which is what lets the scheduler
+reconverge diverged lanes by always running the lowest block first.  Registers that live across blocks are told apart
+from those that a block makes and uses up itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from gpu.ptx.isa.registry import TABLE
+from gpu.ptx.blocks import EXIT, Block, Item, registers_of
+from gpu.ptx.optimize import simplify
+from gpu.ptx.syntax import (
+    Address,
+    Function,
+    Group,
+    Immediate,
+    Instruction,
+    Label,
+    Module,
+    Not,
+    Operand,
+    Pair,
+    Position,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+from gpu.ptx.types import SIZES
+from simkit.errors import PtxError
+
+_MAX_INLINED = 200_000
+# Functions the driver provides on a GPU; each becomes an instruction of ours.
+_BUILTINS = {"vprintf": "$printf", "__assertfail": "$assertfail"}
+
+
+@dataclass(slots=True)
+class Program:
+    """A kernel ready for code generation."""
+
+    name: str
+    blocks: list[Block]
+    registers: dict[str, str]
+    parameters: list[Variable]
+    parameter_offsets: dict[str, int]
+    parameter_bytes: int
+    shared: list[Variable]
+    local_offsets: dict[str, int]
+    local_bytes: int
+    persistent: frozenset[str]
+    performance: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def lower(module: Module, name: str) -> Program:
+    """The program of entry ``name``.
+
+    Raises PtxError with every instruction that the executor does not know, each with its line.
+    """
+    function = module.functions.get(name)
+    if function is None or not function.is_entry or not function.is_defined:
+        entries = [f.name for f in module.functions.values() if f.is_entry]
+        raise PtxError(f"no kernel named {name!r}; the module has {', '.join(entries) or 'none'}")
+    flat = _Inliner(module).run(function)
+    items = _decode(flat.body, flat.registers)
+    blocks = _split(items, flat.tables)
+    blocks = _order(blocks)
+    simplify(blocks, flat.registers)
+    offsets, size = _layout(flat.parameters)
+    local, local_bytes = _layout([v for v in flat.variables if v.space == "local"])
+    return Program(
+        name=name,
+        blocks=blocks,
+        registers=flat.registers,
+        parameters=flat.parameters,
+        parameter_offsets=offsets,
+        parameter_bytes=size,
+        shared=[v for v in flat.variables if v.space == "shared"],
+        local_offsets=local,
+        local_bytes=-(-local_bytes // 16) * 16,
+        persistent=frozenset(r for b in blocks for r in b.live_in),
+        performance=function.performance,
+    )
+
+
+def _layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
+    """Byte offsets of variables laid out one after the other, each at its alignment."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for variable in variables:
+        end = -(-end // variable.align) * variable.align
+        offsets[variable.name] = end
+        end += variable.size
+    return offsets, end
+
+
+class _Inliner:
+    """Copies callees into the kernel, with fresh names for everything they declare."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.calls = 0
+
+    def run(self, kernel: Function) -> Function:
+        flat = Function(kernel.name, True, kernel.parameters, [], kernel.position)
+        self.scalars: dict[str, str] = {}
+        flat.registers.update(kernel.registers)
+        self.copy(kernel, flat, "", {}, None, (kernel.name,))
+        return flat
+
+    def copy(
+        self,
+        source: Function,
+        flat: Function,
+        prefix: str,
+        parameters: dict[str, str],
+        after: str | None,
+        stack: tuple[str, ...],
+    ) -> None:
+        """Appends ``source``'s body to ``flat``; ``after`` is the label that a return jumps to."""
+        if prefix:
+            flat.registers.update({prefix + n: t for n, t in source.registers.items()})
+        local = {v.name for v in source.variables if v.space in ("local", "param", "shared")}
+        call_parameters = {v.name for v in source.variables if v.space == "param"}
+        labels = {s.name for s in source.body if isinstance(s, Label)}
+        for variable in source.variables:
+            if variable.space in ("local", "shared"):
+                flat.variables.append(replace(variable, name=prefix + variable.name))
+            elif variable.space != "param":
+                self.module.variables.append(replace(variable, name=variable.name))
+        for name, targets in source.tables.items():
+            flat.tables[prefix + name] = tuple(prefix + t for t in targets)
+
+        def symbol(name: str) -> str:
+            if name in parameters:
+                return parameters[name]
+            if name in local or name in labels or name in source.tables:
+                return prefix + name
+            return name
+
+        def rename(operand: Operand) -> Operand:
+            match operand:
+                case Register(name):
+                    return Register(prefix + name)
+                case Symbol(name, offset):
+                    return Symbol(symbol(name), offset)
+                case Address(base, offset, coordinates):
+                    renamed = rename(base)
+                    assert isinstance(renamed, Register | Symbol | Immediate)
+                    return Address(renamed, offset, tuple(map(rename, coordinates)))
+                case Vector(elements):
+                    return Vector(tuple(map(rename, elements)))
+                case Group(elements):
+                    return Group(tuple(map(rename, elements)))
+                case Pair(first, second):
+                    return Pair(rename(first), rename(second))
+                case Not(register):
+                    return Not(Register(prefix + register.name))
+                case _:
+                    return operand
+
+        call_space = {prefix + n for n in call_parameters} | set(parameters.values())
+        for statement in source.body:
+            if isinstance(statement, Label):
+                flat.body.append(Label(prefix + statement.name, statement.position))
+                continue
+            if len(flat.body) > _MAX_INLINED:
+                raise PtxError(
+                    f"kernel {flat.name!r} has more than {_MAX_INLINED} instructions once its calls are inlined"
+                )
+            renamed = replace(
+                statement,
+                operands=tuple(map(rename, statement.operands)),
+                guard=None if statement.guard is None else Register(prefix + statement.guard.name),
+            )
+            if renamed.opcode == "call":
+                self.call(renamed, flat, stack)
+            elif renamed.opcode == "ret" and after is not None:
+                flat.body.append(replace(renamed, opcode="bra", modifiers=(), operands=(Symbol(after),)))
+            elif renamed.opcode in ("ld", "st") and _is_call_parameter(renamed, call_space):
+                self.parameter_moves(renamed, flat)
+            else:
+                flat.body.append(renamed)
+
+    def call(self, call: Instruction, flat: Function, stack: tuple[str, ...]) -> None:
+        groups = [o for o in call.operands if isinstance(o, Group)]
+        names = [o for o in call.operands if isinstance(o, Symbol)]
+        has_result = bool(call.operands) and isinstance(call.operands[0], Group)
+        if len(names) != 1 or len(groups) + 1 != len(call.operands):
+            raise _at(call, "indirect calls are not supported")
+        results = groups[0].elements if has_result else ()
+        arguments = groups[-1].elements if len(groups) > has_result else ()
+        callee = self.module.functions.get(names[0].name)
+        if callee is None:
+            raise _at(call, f"call of unknown function {names[0].name!r}")
+        if callee.name in stack:
+            raise _at(call, f"recursive call of {callee.name!r} is not supported")
+        if not callee.is_defined:
+            if callee.name not in _BUILTINS:
+                raise _at(call, f"function {callee.name!r} has no body in this module")
+            flat.body.append(self.builtin(call, callee.name, arguments, results, flat))
+            return
+        if len(arguments) != len(callee.parameters) or len(results) != len(callee.returns):
+            raise _at(call, f"call of {callee.name!r} with {len(arguments)} arguments")
+        self.calls += 1
+        prefix = f"{callee.name}@{self.calls}:"
+        after = f"{prefix}return"
+        names_in: dict[str, str] = {}
+        for variable, operand in zip(
+            (*callee.parameters, *callee.returns), (*arguments, *results), strict=True
+        ):
+            if not isinstance(operand, Symbol):
+                raise _at(call, "call arguments must be .param variables")
+            names_in[variable.name] = operand.name
+        skip = f"{prefix}skip"
+        if call.guard is not None:
+            flat.body.append(
+                replace(call, opcode="bra", modifiers=(), operands=(Symbol(skip),),
+                        guard_negated=not call.guard_negated)
+            )  # fmt: skip
+        self.copy(callee, flat, prefix, names_in, after, (*stack, callee.name))
+        flat.body.append(Label(after, call.position))
+        flat.body.append(Label(skip, call.position))
+
+    def builtin(
+        self,
+        call: Instruction,
+        name: str,
+        arguments: tuple[Operand, ...],
+        results: tuple[Operand, ...],
+        flat: Function,
+    ) -> Instruction:
+        """A driver function as one instruction on the registers its parameters became."""
+        operands: list[Operand] = []
+        for argument in arguments:
+            assert isinstance(argument, Symbol)
+            register = f"{argument.name}+0"
+            if register not in flat.registers:
+                raise _at(call, f"argument {argument.name!r} of {name} is never set")
+            operands.append(Register(register))
+        if results:
+            assert isinstance(results[0], Symbol)
+            flat.registers.setdefault(f"{results[0].name}+0", "b32")
+            operands.insert(0, Register(f"{results[0].name}+0"))
+        return replace(call, opcode=_BUILTINS[name], modifiers=(), operands=tuple(operands))
+
+    def parameter_moves(self, access: Instruction, flat: Function) -> None:
+        """A load or store of a call's parameter as moves between registers."""
+        is_load = access.opcode == "ld"
+        pointer, value = access.operands if not is_load else access.operands[::-1]
+        assert isinstance(pointer, Address)
+        assert isinstance(pointer.base, Symbol)
+        element = access.modifiers[-1]
+        values = value.elements if isinstance(value, Vector) else (value,)
+        width = SIZES.get(element)
+        if width is None or width > 8:
+            raise _at(access, f"parameter access of type {element!r} is not supported")
+        for lane, register in enumerate(values):
+            offset = pointer.base.offset + pointer.offset + lane * width
+            name = f"{pointer.base.name}+{offset}"
+            known = flat.registers.setdefault(name, f"b{8 * width}")
+            if SIZES[known] != width:
+                raise _at(access, f"parameter {name} is accessed with {SIZES[known]} and with {width} bytes")
+            operands = (register, Register(name)) if is_load else (Register(name), register)
+            # A narrow value may live in a wider register: cvt extends or truncates, mov would not.
+            kind = ("mov", (f"b{8 * width}",)) if width > 2 else ("$move", (element,))
+            flat.body.append(replace(access, opcode=kind[0], modifiers=kind[1], operands=operands))
+
+
+def _is_call_parameter(access: Instruction, names: set[str]) -> bool:
+    pointer = access.operands[1 if access.opcode == "ld" else 0] if len(access.operands) == 2 else None
+    return (
+        "param" in [m.split("::")[0] for m in access.modifiers]
+        and isinstance(pointer, Address)
+        and isinstance(pointer.base, Symbol)
+        and pointer.base.name in names
+    )
+
+
+def _at(instruction: Instruction, message: str) -> PtxError:
+    return PtxError(f"PTX line {instruction.position.line}: {message}\n    {instruction.text}")
+
+
+_BRANCHES = {"bra", "brx", "ret", "exit"}
+
+
+def _decode(body: list[Instruction | Label], registers: dict[str, str]) -> list[Item | Label | Instruction]:
+    """Finds each instruction's form; branches stay as they are."""
+    decoded: list[Item | Label | Instruction] = []
+    unknown: dict[int, str] = {}
+    for statement in body:
+        if isinstance(statement, Label):
+            decoded.append(statement)
+            continue
+        if statement.guard is not None and registers.get(statement.guard.name) != "pred":
+            raise _at(statement, f"guard {statement.guard.name!r} is not a predicate register")
+        if statement.opcode in _BRANCHES:
+            decoded.append(statement)
+            continue
+        found = TABLE.find(statement)
+        if found is None:
+            unknown[statement.position.line] = statement.text
+            continue
+        form, modifiers = found
+        results = statement.operands[: form.results]
+        sources = statement.operands[form.results :]
+        writes = tuple(r for o in results for r in registers_of(o))
+        reads = [r for o in sources for r in registers_of(o)]
+        if statement.guard is not None:
+            reads.append(statement.guard.name)
+        if statement.guard is not None or form.reads_results:
+            reads += writes
+        item = Item(statement, form, modifiers, writes, tuple(dict.fromkeys(reads)))
+        if form.ends_block and statement.guard is not None:
+            # A guarded wait is a branch around an unguarded one.
+            skip = f"#skip{len(decoded)}"
+            decoded.append(
+                replace(statement, opcode="bra", modifiers=(), operands=(Symbol(skip),),
+                        guard_negated=not statement.guard_negated)
+            )  # fmt: skip
+            decoded.append(replace(item, instruction=replace(statement, guard=None)))
+            decoded.append(Label(skip, statement.position))
+        else:
+            decoded.append(item)
+    if unknown:
+        listing = "\n".join(f"    line {line}: {text}" for line, text in sorted(unknown.items())[:50])
+        more = f"\n    ... and {len(unknown) - 50} more" if len(unknown) > 50 else ""
+        raise PtxError(f"{len(unknown)} instructions that the executor does not know:\n{listing}{more}")
+    return decoded
+
+
+def _split(items: list[Item | Label | Instruction], tables: dict[str, tuple[str, ...]]) -> list[Block]:
+    """Cuts the list at labels, branches and waits.  Block 0 is where the kernel starts."""
+    starts: dict[str, int] = {}
+    drafts: list[tuple[list[Item], Instruction | Item | None]] = []
+    current: list[Item] = []
+    fresh = True
+
+    def close(end: Instruction | Item | None) -> None:
+        nonlocal current, fresh
+        drafts.append((current, end))
+        current, fresh = [], True
+
+    for item in items:
+        if isinstance(item, Label):
+            if current or not fresh:
+                close(None)
+            starts[item.name] = len(drafts)
+            fresh = False
+        elif isinstance(item, Instruction):
+            close(item)
+        else:
+            current.append(item)
+            fresh = False
+            if item.form.ends_block:
+                close(item)
+    drafts.append((current, None))
+
+    def target(instruction: Instruction, operand: Operand) -> int:
+        if not isinstance(operand, Symbol) or operand.name not in starts:
+            raise _at(instruction, "branch to an unknown label")
+        return starts[operand.name]
+
+    blocks: list[Block] = []
+    for index, (body, end) in enumerate(drafts):
+        following = index + 1 if index + 1 < len(drafts) else EXIT
+        block = Block(index, body, "jump", [following])
+        if isinstance(end, Item):
+            block.kind = "sync"
+        elif end is not None:
+            _terminate(block, end, following, target, tables)
+        blocks.append(block)
+    return blocks
+
+
+def _terminate(block: Block, end: Instruction, following: int, target, tables) -> None:  # type: ignore[no-untyped-def]
+    """Sets kind and targets of a block from the branch that ends it."""
+    if end.opcode in ("ret", "exit"):
+        destination = EXIT
+    elif end.opcode == "brx":
+        if len(end.operands) != 2 or not isinstance(end.operands[0], Register) or end.guard is not None:
+            raise _at(end, "brx.idx needs an index register and a target list, and no guard")
+        name = getattr(end.operands[1], "name", "")
+        if name not in tables:
+            raise _at(end, f"unknown target list {name!r}")
+        block.kind = "switch"
+        block.condition = end.operands[0]
+        block.targets = [target(end, Symbol(t)) for t in tables[name]]
+        return
+    else:
+        if len(end.operands) != 1:
+            raise _at(end, "bra needs one label")
+        destination = target(end, end.operands[0])
+    if end.guard is None:
+        block.targets = [destination]
+    else:
+        block.kind = "branch"
+        block.condition = end.guard
+        block.negated = end.guard_negated
+        block.targets = [destination, following]
+
+
+def _order(blocks: list[Block]) -> list[Block]:
+    """Renumbers reachable blocks in a weak topological order, the entry first.
+
+    Bourdoncle's idea: order the strongly connected components topologically; within a component, drop the edges back
+    to its head and order the rest the same way.  Each loop then is contiguous, and what follows it comes after it.
+    """
+    successors = {b.index: [t for t in dict.fromkeys(b.targets) if t != EXIT] for b in blocks}
+
+    def arrange(nodes: set[int], entry: int) -> list[int]:
+        result: list[int] = []
+        for component in _components(nodes, entry, successors):
+            if len(component) == 1:
+                result += component
+                continue
+            inside = set(component)
+            head = component[0]
+            saved = {n: successors[n] for n in inside}
+            for node in inside:
+                successors[node] = [t for t in successors[node] if t != head]
+            result += arrange(inside, head)
+            successors.update(saved)
+        return result
+
+    order = arrange(set(successors), 0)
+    number = {old: new for new, old in enumerate(order)}
+    number[EXIT] = EXIT
+    arranged = [blocks[old] for old in order]
+    for new, block in enumerate(arranged):
+        block.index = new
+        block.targets = [number[t] for t in block.targets]
+    return arranged
+
+
+def _components(nodes: set[int], entry: int, successors: dict[int, list[int]]) -> list[list[int]]:
+    """Strongly connected components reachable from ``entry``, topologically sorted; each starts with the node that was
+    reached first (Tarjan, without recursion)."""
+    order: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    found: list[list[int]] = []
+    work: list[tuple[int, Iterator[int]]] = []
+
+    def visit(node: int) -> None:
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        on_stack.add(node)
+        # Taken branches first: what is visited first is placed last, so fall-through code follows directly.
+        work.append((node, iter([s for s in successors[node] if s in nodes])))
+
+    visit(entry)
+    while work:
+        node, rest = work[-1]
+        for nxt in rest:
+            if nxt not in order:
+                visit(nxt)
+                break
+            if nxt in on_stack:
+                low[node] = min(low[node], order[nxt])
+        else:
+            work.pop()
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[node])
+            if low[node] == order[node]:
+                component = []
+                while True:
+                    member = stack.pop()
+                    on_stack.discard(member)
+                    component.append(member)
+                    if member == node:
+                        break
+                found.append(component[::-1])
+    return found[::-1]
+
+
+def source_place(module: Module, position: Position) -> str:
+    """``"PTX line 12"``, with the CUDA file and line when the PTX carries them."""
+    place = f"PTX line {position.line}"
+    if position.source_line and position.source_file in module.files:
+        place += f" ({module.files[position.source_file]}:{position.source_line})"
+    return place

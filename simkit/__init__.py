@@ -1,0 +1,1 @@
+"""The model: what attention kernels must output, move and take, in NumPy."""

@@ -1,0 +1,1 @@
+"""One file per algorithm of the documents, written against the machine."""

@@ -1,0 +1,1 @@
+"""How K and V lie in memory."""

@@ -1,0 +1,1 @@
+"""What hardware is: the device table, occupancy, memory that counts its bytes."""

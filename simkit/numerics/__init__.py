@@ -1,0 +1,1 @@
+"""What arithmetic does, bit by bit."""

@@ -1,0 +1,1 @@
+"""What happens over time: events, the terminal view and the Perfetto export."""
