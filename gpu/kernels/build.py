@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
-if TYPE_CHECKING:
-    from gpu.device import Device, Module
+from gpu.device import Device, Module
 
 # Contracting a product and a sum to one rounding would change bits, so the kernels say where they
 # fuse and the compiler does not.
 EXACT_OPTIONS = ("--fmad=false",)
-
-_Key = tuple[str, tuple[str, ...]]
-_modules: WeakKeyDictionary[Device, dict[_Key, Module]] = WeakKeyDictionary()
 
 
 def kernel_source(name: str) -> str:
@@ -31,8 +26,12 @@ def build_module(
     ``source`` replaces the text of the file, for tests of changed kernels. Raises ``CompileError``.
     """
     text = kernel_source(name) if source is None else source
-    key = (text, tuple(options))
-    modules = _modules.setdefault(device, {})
-    if key not in modules:
-        modules[key] = device.compile(text, options=(*EXACT_OPTIONS, *options))
-    return modules[key]
+    all_options = (*EXACT_OPTIONS, *options)
+    # Devices hash by identity, which mypy does not believe of a protocol.
+    return _compiled(device, f"{name}.cu", all_options, text)  # type: ignore[arg-type]
+
+
+# Bounded, because each entry keeps its device.
+@functools.lru_cache(maxsize=64)
+def _compiled(device: Device, name: str, options: tuple[str, ...], text: str) -> Module:
+    return device.compile(text, options=options, name=name)

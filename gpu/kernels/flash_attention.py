@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu.device import Device, Module
 from gpu.kernels.build import build_module
 from gpu.kernels.checks import BF16, attention_sizes, scale_to_base_2, softmax_scale
 from gpu.kernels.result import KernelResult
-
-if TYPE_CHECKING:
-    from gpu.device import Device, Module
 
 THREADS = 128
 QUERY_TILE = 64

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu.device import Device, Module
 from gpu.kernels.build import build_module
 from gpu.kernels.checks import (
     BF16,
@@ -18,9 +19,6 @@ from gpu.kernels.checks import (
 )
 from gpu.kernels.result import KernelResult
 from simkit.errors import ShapeError
-
-if TYPE_CHECKING:
-    from gpu.device import Device, Module
 
 THREADS = 128
 KEY_TILE = 64

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu.device import Device, Module
 from gpu.kernels.build import build_module
 from gpu.kernels.checks import BF16, check_tensor
 from gpu.kernels.result import KernelResult
-from simkit.errors import ShapeError
-
-if TYPE_CHECKING:
-    from gpu.device import Device, Module
+from simkit.errors import CompileError, ShapeError
 
 THREADS = 128
 TOKENS_PER_CTA = 4  # one for each warp
 TOKEN_VALUES = 576
 RECORD_BYTES = 656
+FIRST_ARCH = 89  # with FP8 conversions
 
 
 def build(device: Device, *, source: str | None = None) -> Module:
-    """fp8_kv_cache.cu; needs a device of sm_89 or later, the first with FP8 conversions."""
+    """fp8_kv_cache.cu; ``CompileError`` for a device before sm_89, which cannot convert to FP8."""
+    if int(device.arch.removeprefix("sm_").rstrip("af")) < FIRST_ARCH:
+        raise CompileError(
+            f"fp8_kv_cache.cu needs sm_{FIRST_ARCH} or later for FP8 conversions; "
+            f"the device is {device.arch}"
+        )
     return build_module(device, "fp8_kv_cache", (), source)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import NDArray
 
+from gpu.device import Device, Module
 from gpu.kernels.build import build_module
 from gpu.kernels.checks import BF16, attention_sizes, softmax_scale
 from gpu.kernels.result import KernelResult
-
-if TYPE_CHECKING:
-    from gpu.device import Device, Module
 
 THREADS = 256
 TILE = 32

@@ -1,7 +1,9 @@
-"""Barriers of a CTA: who has arrived, who waits, who may go on.  Source: PTX ISA 8.8, 9.7.13.1 (bar, barrier).
+"""Barriers of a CTA: who has arrived, who waits, who may go on.
 
-Each CTA has 16.  A barrier completes when the threads that arrived (whole warps) reach the expected number: the one the
-instruction gives, or every thread of the CTA that has not exited.
+Source: PTX ISA 8.8, 9.7.13.1 (bar, barrier).
+
+Each CTA has 16.  A barrier completes when the threads that arrived (whole warps) reach the expected
+number: the one the instruction gives, or every thread of the CTA that has not exited.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ class Barriers:
         self._check_threads(threads, arrival.site)
         cta = self.grid.cta_of_warp[warps]
         if arrival.operation:
-            votes = arrival.predicate if mask is None else arrival.predicate & mask  # type: ignore[operator]
+            assert arrival.predicate is not None
+            votes = arrival.predicate if mask is None else arrival.predicate & mask
             total = np.full(len(warps), 32) if mask is None else mask.sum(axis=0)
-            np.add.at(self.votes, (cta, number, 0), votes.sum(axis=0))  # type: ignore[union-attr]
-            np.add.at(self.votes, (cta, number, 1), total)
+            np.add.at(self.votes[:, :, 0], (cta, number), votes.sum(axis=0))
+            np.add.at(self.votes[:, :, 1], (cta, number), total)
             self.reductions[arrival.site] = (arrival.operation, arrival.target)
         self.waiting[warps] = number
         self.next_block[warps] = next_block
@@ -67,14 +70,17 @@ class Barriers:
         numbers = np.broadcast_to(np.asarray(number, np.int64), (count,))
         if ((numbers < 0) | (numbers >= BARRIERS)).any():
             raise LaunchError(
-                f"{self.grid.place(site)}: barrier {int(numbers.max())} does not exist, a CTA has {BARRIERS}"
+                f"{self.grid.place(site)}: barrier {int(numbers.max())} does not exist, a CTA"
+                f" has {BARRIERS}"
             )
         return numbers
 
     def _check_threads(self, threads: Array, site: int) -> None:
         if (threads % 32).any():
             bad = int(threads[threads % 32 != 0][0])
-            raise LaunchError(f"{self.grid.place(site)}: barrier for {bad} threads, not a multiple of 32")
+            raise LaunchError(
+                f"{self.grid.place(site)}: barrier for {bad} threads, not a multiple of 32"
+            )
 
     def _add(self, cta: Array, number: Array, threads: Array) -> None:
         np.add.at(self.arrived, (cta, number), 32)
@@ -113,25 +119,32 @@ class Barriers:
             if register is None:
                 continue
             chosen = warps[self.site[warps] == site]
-            true, total = np.moveaxis(self.votes[self.grid.cta_of_warp[chosen], self.waiting[chosen]], -1, 0)
+            true, total = np.moveaxis(
+                self.votes[self.grid.cta_of_warp[chosen], self.waiting[chosen]], -1, 0
+            )
             value = {"popc": true, "and": true == total, "or": true > 0}[operation]
             register[:, chosen] = value.astype(register.dtype)
 
     def is_idle(self) -> bool:
-        """Whether nobody has arrived anywhere: then a CTA that arrives as a whole need not wait at all."""
+        """Whether nobody has arrived anywhere: then a CTA that arrives as a whole need not wait at
+        all.
+        """
         return not self.arrived.any()
 
     def describe(self) -> list[str]:
         """One line per waiting place, for a deadlock report."""
         lines = []
         warps = np.flatnonzero(self.waiting != _NOT_WAITING)
-        places = {(int(self.site[w]), int(self.grid.cta_of_warp[w]), int(self.waiting[w])) for w in warps}
+        places = {
+            (int(self.site[w]), int(self.grid.cta_of_warp[w]), int(self.waiting[w])) for w in warps
+        }
         for site, cta, number in sorted(places)[:8]:
             here = [w for w in warps if self.site[w] == site and self.grid.cta_of_warp[w] == cta]
             expected = int(self.expected[cta, number]) or 32 * int(self.grid.living_warps[cta])
             names = ", ".join(str(int(w) % self.grid.warps_per_cta) for w in here)
             lines.append(
-                f"{self.grid.cta_name(cta)}: warps {names} wait at barrier {number}, {self.grid.place(site)}:"
+                f"{self.grid.cta_name(cta)}: warps {names} wait at barrier {number},"
+                f" {self.grid.place(site)}:"
                 f" {int(self.arrived[cta, number])} of {expected} threads have arrived"
             )
         if len(places) > 8:

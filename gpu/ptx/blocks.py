@@ -23,7 +23,9 @@ EXIT = -1
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A decoded instruction: its form, its modifiers by name, and the registers it writes and reads."""
+    """A decoded instruction: its form, its modifiers by name, and the registers it writes and
+    reads.
+    """
 
     instruction: Instruction
     form: Form
@@ -41,8 +43,9 @@ class Item:
 class Block:
     """Straight-line code and where control goes after it.
 
-    ``kind``: "jump" (to targets[0]), "branch" (predicate true: targets[0], else targets[1]), "switch" (index into
-    targets[:-1], otherwise targets[-1]) or "sync" (the last item may have to wait; then targets[0]).
+    ``kind``: "jump" (to targets[0]), "branch" (predicate true: targets[0], else targets[1]),
+    "switch" (index into targets[:-1], otherwise targets[-1]) or "sync" (the last item may have to
+    wait; then targets[0]).
     """
 
     index: int

@@ -1,8 +1,9 @@
 """cp.async in flight: what has been issued and not yet written to shared memory.
 
-A copy may read its source and write its destination at any moment between its issue and the wait that covers it.  The
-executor picks the moment: at once (eager), or not before the wait (lazy), which shows kernels that read too early.
-Source: PTX ISA 8.8, 9.7.9.25.3 (cp.async, commit_group, wait_group).
+A copy may read its source and write its destination at any moment between its issue and the wait
+that covers it.  The executor picks the moment: at once (eager), or not before the wait (lazy),
+which shows kernels that read too early. Source: PTX ISA 8.8, 9.7.9.25.3 (cp.async, commit_group,
+wait_group).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Copies:
         self.committed[warps] += 1
 
     def wait(self, warps: Array, allowed: int) -> None:
-        """Finishes every copy of these warps but those of the ``allowed`` latest groups (-1: all, uncommitted too)."""
+        """Finishes every copy of these warps but those of the ``allowed`` latest groups (-1: all,
+        uncommitted too).
+        """
         if not self.pending:
             return
         waiting = np.zeros(len(self.committed), bool)
@@ -53,7 +56,9 @@ class Copies:
                 copy.perform(None)
             elif due.any():
                 copy.perform(due)
-                kept.append(Copy(copy.warps[~due], copy.group[~due], _restricted(copy.perform, ~due)))
+                kept.append(
+                    Copy(copy.warps[~due], copy.group[~due], _restricted(copy.perform, ~due))
+                )
             else:
                 kept.append(copy)
         self.pending = kept

@@ -1,9 +1,10 @@
 """Turns a basic block into one Python function of whole-array NumPy calls.
 
-Registers are arrays of shape (32, warps): lane first, so that a shuffle moves rows and a tensor-core fragment needs no
-transposition.  A block becomes ``def block(v, m, x)``: ``v`` the register views it uses, ``m`` the mask of active
-lanes, ``x`` the frame (frame.py) that reaches memory, barriers and special registers.  Two versions are made: one for
-warps with all lanes active, without any masks, and one for diverged warps.
+Registers are arrays of shape (32, warps): lane first, so that a shuffle moves rows and a
+tensor-core fragment needs no transposition.  A block becomes ``def block(v, m, x)``: ``v`` the
+register views it uses, ``m`` the mask of active lanes, ``x`` the frame (frame.py) that reaches
+memory, barriers and special registers.  Two versions are made: one for warps with all lanes active,
+without any masks, and one for diverged warps.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ from gpu.ptx.syntax import (
 from gpu.ptx.types import DTYPES, code_size, storage_code
 from simkit.errors import PtxError
 
-# A place where values live: ("r", register), ("t", pool index within a storage class) or ("s", special register).
+# A place where values live: ("r", register), ("t", pool index within a storage class) or ("s",
+# special register).
 Slot = tuple[str, str | int, str]
 BlockFunction = Callable[[tuple[np.ndarray, ...], np.ndarray | None, Any], Any]
 
 
 @dataclass(slots=True)
 class Code:
-    """The generated function of a block: what it needs as ``v``, and what it leaves in persistent registers."""
+    """The generated function of a block: what it needs as ``v``, and what it leaves in persistent
+    registers.
+    """
 
     function: BlockFunction
     views: list[tuple[Slot, str]]
@@ -51,7 +55,9 @@ class Code:
 
 @dataclass(slots=True)
 class TemporaryPlan:
-    """Which pool slot each block-local register occupies: linear scan, last freed first used (warm in cache)."""
+    """Which pool slot each block-local register occupies: linear scan, last freed first used (warm
+    in cache).
+    """
 
     slots: dict[tuple[int, str], int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -70,7 +76,8 @@ class Emitter:
         self.bound: dict[int, str] = {}
         self.constants: dict[tuple[str, bytes], str] = {}
         self.temporaries: dict[str, Slot] = {}
-        # Tensor-core operands decoded so far, by their registers; dropped when one of them is written.
+        # Tensor-core operands decoded so far, by their registers; dropped when one of them is
+        # written.
         self.decoded: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         self.counter = 0
         self.mask = "m" if masked else "None"
@@ -160,16 +167,17 @@ class Emitter:
                     # A narrow operand in a wide register is its low bits.
                     return f"{self.view(name, storage)}.astype('{code}')"
                 raise self.error(
-                    f"register {name} has {8 * code_size(storage)} bits, the instruction needs {8 * code_size(code)}"
+                    f"register {name} has {8 * code_size(storage)} bits, the instruction needs"
+                    f" {8 * code_size(code)}"
                 )
             case Immediate(value):
                 return self.constant(value, code)
             case Special(name):
                 size = 8 if name in ("%clock64", "%globaltimer") else 4
-                value = self._special(name, f"u{size}")
+                special = self._special(name, f"u{size}")
                 if code_size(code) == size:
-                    return value if code == f"u{size}" else f"{value}.view('{code}')"
-                return f"{value}.astype('{code}')"
+                    return special if code == f"u{size}" else f"{special}.view('{code}')"
+                return f"{special}.astype('{code}')"
             case Symbol(name, offset):
                 return self.constant(self.symbol(name) + offset, code)
             case Not(register):
@@ -178,7 +186,14 @@ class Emitter:
                 raise self.error(f"operand {operand} is not a value")
 
     def _special(self, name: str, code: str) -> str:
-        if name in ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"):
+        if name in (
+            "%clock",
+            "%clock64",
+            "%clock_hi",
+            "%globaltimer",
+            "%globaltimer_lo",
+            "%globaltimer_hi",
+        ):
             return self.fresh(f"x.clock({name!r})")
         return self._argument(("s", name, code), code)
 
@@ -196,32 +211,40 @@ class Emitter:
         self.lines.append(f"copyto({target}, {expression}{where})")
 
     def target(self, operand: Operand, code: str) -> str | None:
-        """The array to assign to, as wide as the register: narrow results extend into wide registers."""
+        """The array to assign to, as wide as the register: narrow results extend into wide
+        registers.
+        """
         if isinstance(operand, Sink):
             return None
         if not isinstance(operand, Register):
             raise self.error(f"operand {operand} is not a register")
         storage = self.register_code(operand.name)
         if (storage == "b1") != (code == "b1"):
-            raise self.error(
-                f"register {operand.name} is {self.program.registers[operand.name]!r}"
-            )
+            raise self.error(f"register {operand.name} is {self.program.registers[operand.name]!r}")
         if code_size(storage) == code_size(code):
             return self.view(operand.name, code)
         if code_size(storage) > code_size(code) and code[0] in "ui":
             return self.view(operand.name, f"{code[0]}{code_size(storage)}")
         raise self.error(
-            f"register {operand.name} has {8 * code_size(storage)} bits, the result has {8 * code_size(code)}"
+            f"register {operand.name} has {8 * code_size(storage)} bits, the result has"
+            f" {8 * code_size(code)}"
         )
 
     def apply(self, function: Any, operand: Operand, code: str, *expressions: str) -> None:
-        """``operand = function(*expressions)``, straight into the register when no mask is in the way."""
+        """``operand = function(*expressions)``, straight into the register when no mask is in the
+        way.
+        """
         name = function if isinstance(function, str) else self.bind(function)
         arguments = ", ".join(expressions)
-        if self.mask == "None" and isinstance(operand, Register):
-            if code_size(self.register_code(operand.name)) == code_size(code):
-                self.lines.append(f"{name}({arguments}, {self.target(operand, code)})")
-                return
+        if (
+            self.mask == "None"
+            and isinstance(operand, Register)
+            and code_size(self.register_code(operand.name)) == code_size(code)
+        ):
+            # NumPy is about to drop the third position of these two.
+            out = "out=" if function in (np.minimum, np.maximum) else ""
+            self.lines.append(f"{name}({arguments}, {out}{self.target(operand, code)})")
+            return
         self.write(operand, code, f"{name}({arguments})")
 
     def address(self, operand: Operand) -> tuple[str, int]:
@@ -267,7 +290,8 @@ def plan_temporaries(block: Block, program: Program) -> dict[int, dict[str, Slot
     for index, item in enumerate(block.items):
         here = {r: current[r] for r in item.reads if r in current}
         if len(item.writes) == 1 and not item.is_partial:
-            # One result is written after all operands are read, so it may take the place of one that ends here.
+            # One result is written after all operands are read, so it may take the place of one
+            # that ends here.
             release(item.reads, index)
         for name in item.writes:
             if name in program.persistent or name in current:
@@ -309,9 +333,7 @@ def generate(block: Block, program: Program, symbols: Mapping[str, int], masked:
     written = {r for i in block.items for r in i.writes}
     # What a masked block writes keeps its old value in inactive lanes, so it must be read too.
     reads = [
-        str(r)
-        for r in dict.fromkeys(persistent)
-        if r in block.live_in or (masked and r in written)
+        str(r) for r in dict.fromkeys(persistent) if r in block.live_in or (masked and r in written)
     ]
     return Code(
         function=namespace["block"],

@@ -52,9 +52,13 @@ class PtxArray:
     def fill(self, values: np.ndarray) -> None:
         """Overwrites the array with values of the same shape and dtype."""
         if values.shape != self.shape:
-            raise ShapeError(f"array {self.name!r} has shape {self.shape}, the values {values.shape}")
+            raise ShapeError(
+                f"array {self.name!r} has shape {self.shape}, the values {values.shape}"
+            )
         if values.dtype != self.dtype:
-            raise DtypeError(f"array {self.name!r} holds {self.dtype}, the values are {values.dtype}")
+            raise DtypeError(
+                f"array {self.name!r} holds {self.dtype}, the values are {values.dtype}"
+            )
         self._bytes()[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
     def __del__(self) -> None:
@@ -64,7 +68,9 @@ class PtxArray:
 
 
 class PtxKernel:
-    """A kernel of a loaded module: its program, and the code of its blocks, generated when first needed."""
+    """A kernel of a loaded module: its program, and the code of its blocks, generated when first
+    needed.
+    """
 
     def __init__(self, module: PtxModule, name: str) -> None:
         self.name = name
@@ -76,12 +82,15 @@ class PtxKernel:
         self.symbols.update(self.program.parameter_offsets)
         self.static_shared = self._lay_out_shared()
         self._codes: dict[tuple[int, bool], Code] = {}
-        # Every instruction is translated now, so that what cannot run is refused before anything does.
+        # Every instruction is translated now, so that what cannot run is refused before anything
+        # does.
         for block in self.program.blocks:
             self.code(block.index, False)
 
     def _lay_out_shared(self) -> int:
-        """Offsets of shared variables: static ones first, dynamic ones (of unknown size) all at the end."""
+        """Offsets of shared variables: static ones first, dynamic ones (of unknown size) all at the
+        end.
+        """
         end = 0
         dynamic: list[Variable] = []
         for variable in (*self.module.shared, *self.program.shared):
@@ -99,7 +108,9 @@ class PtxKernel:
     def code(self, block: int, is_masked: bool) -> Code:
         key = (block, is_masked)
         if key not in self._codes:
-            self._codes[key] = generate(self.program.blocks[block], self.program, self.symbols, is_masked)
+            self._codes[key] = generate(
+                self.program.blocks[block], self.program, self.symbols, is_masked
+            )
         return self._codes[key]
 
     def place(self, site: int) -> str:
@@ -123,11 +134,15 @@ class PtxKernel:
         count = threads[0] * threads[1] * threads[2]
         if count > device.gpu.max_threads_per_block:
             raise LaunchError(
-                f"a block of {count} threads, {device.gpu.name} allows {device.gpu.max_threads_per_block}"
+                f"a block of {count} threads, {device.gpu.name} allows"
+                f" {device.gpu.max_threads_per_block}"
             )
         limits = self.program.performance
         if "reqntid" in limits and _three(limits["reqntid"]) != threads:
-            raise LaunchError(f"kernel {self.name!r} requires blocks of {limits['reqntid']} threads, got {threads}")
+            raise LaunchError(
+                f"kernel {self.name!r} requires blocks of {limits['reqntid']} threads, got"
+                f" {threads}"
+            )
         if "maxntid" in limits and count > int(np.prod(limits["maxntid"])):
             raise LaunchError(
                 f"a block of {count} threads, kernel {self.name!r} was compiled for at most"
@@ -137,7 +152,8 @@ class PtxKernel:
         if shared_bytes < 0 or total_shared > device.gpu.smem_per_block_optin:
             raise CapacityError(
                 f"kernel {self.name!r} needs {total_shared} bytes of shared memory"
-                f" ({self.static_shared} static), {device.gpu.name} has {device.gpu.smem_per_block_optin} per block"
+                f" ({self.static_shared} static), {device.gpu.name} has"
+                f" {device.gpu.smem_per_block_optin} per block"
             )
         parameters = np.zeros(max(self.program.parameter_bytes, 16) + 16, np.uint8)
         packed = pack(self.name, self.parameters, args)
@@ -145,7 +161,15 @@ class PtxKernel:
             start = self.program.parameter_offsets[parameter.name]
             parameters[start : start + len(data)] = np.frombuffer(data, np.uint8)
         return Launch(
-            self, extents, threads, shared_bytes, parameters, device.memory, device.gpu, device.arch, device.options
+            self,
+            extents,
+            threads,
+            shared_bytes,
+            parameters,
+            device.memory,
+            device.gpu,
+            device.arch,
+            device.options,
         ).run()
 
 
@@ -179,7 +203,9 @@ class PtxModule:
 
     def _place(self, variable: Variable) -> None:
         if variable.is_extern:
-            raise PtxError(f"PTX line {variable.position.line}: {variable.name!r} is defined in another module")
+            raise PtxError(
+                f"PTX line {variable.position.line}: {variable.name!r} is defined in another module"
+            )
         data = np.zeros(variable.size, np.uint8)
         data[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
         array = PtxArray(self.device.memory, data.shape, data.dtype, variable.name)
@@ -191,7 +217,9 @@ class PtxModule:
         """Fills in the addresses of other variables among the initial values."""
         for offset, name, addend, width in variable.addresses:
             if name not in self.symbols:
-                raise PtxError(f"PTX line {variable.position.line}: unknown name {name!r} in an initial value")
+                raise PtxError(
+                    f"PTX line {variable.position.line}: unknown name {name!r} in an initial value"
+                )
             start = self.symbols[variable.name] - spaces.GLOBAL_BASE + offset
             value = (self.symbols[name] + addend) & ((1 << 8 * width) - 1)
             self.device.memory.bytes.data[start : start + width] = np.frombuffer(
@@ -227,7 +255,11 @@ class PtxDevice:
         return other
 
     def compile(
-        self, source: str, options: Sequence[str] = (), arch: str | None = None, name: str = "kernel.cu"
+        self,
+        source: str,
+        options: Sequence[str] = (),
+        arch: str | None = None,
+        name: str = "kernel.cu",
     ) -> PtxModule:
         return self.load(compile_cuda(source, options=options, arch=arch or self.arch, name=name))
 

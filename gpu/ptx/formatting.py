@@ -1,4 +1,7 @@
-"""printf of the device: which arguments a format string takes, and its text.  Source: CUDA C++ guide, formatted output."""
+"""printf of the device: which arguments a format string takes, and its text.
+
+Source: CUDA C++ guide, formatted output.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_CONVERSION = re.compile(r"%(?P<flags>[-+ #0]*\d*(?:\.\d+)?)(?P<length>hh|h|ll|l|z|j|t)?(?P<kind>[diouxXcfFeEgGaAps%])")
+_CONVERSION = re.compile(
+    r"%(?P<flags>[-+ #0]*\d*(?:\.\d+)?)(?P<length>hh|h|ll|l|z|j|t)?(?P<kind>[diouxXcfFeEgGaAps%])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,9 @@ def arguments(template: str) -> list[Argument]:
     return found
 
 
-def render(template: str, parameters: list[Argument], raw: list[int], string: Callable[[int], str]) -> str:
+def render(
+    template: str, parameters: list[Argument], raw: list[int], string: Callable[[int], str]
+) -> str:
     """The text for raw argument bits."""
     values = iter(zip(parameters, raw, strict=True))
 

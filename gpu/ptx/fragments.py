@@ -1,8 +1,10 @@
-"""How tensor-core operands are spread over the lanes of a warp.  Source: PTX ISA 8.8, 9.7.14.5 (mma fragments).
+"""How tensor-core operands are spread over the lanes of a warp.
 
-Lane ``4 g + t`` holds row (or column) ``g`` and the ``t``-th group of elements; a 32-bit register holds 32 / width of
-them.  Since registers are (32, warps), a fragment register is (8, 4, warps) already, and matrices come out with the
-warps last, as simkit.numerics.tensor_core wants them.
+Source: PTX ISA 8.8, 9.7.14.5 (mma fragments).
+
+Lane ``4 g + t`` holds row (or column) ``g`` and the ``t``-th group of elements; a 32-bit register
+holds 32 / width of them.  Since registers are (32, warps), a fragment register is (8, 4, warps)
+already, and matrices come out with the warps last, as simkit.numerics.tensor_core wants them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ Array = np.ndarray
 
 
 def _bf16(word: Array) -> list[Array]:
-    return [(word << np.uint32(16)).view(np.float32), (word & np.uint32(0xFFFF0000)).view(np.float32)]
+    return [
+        (word << np.uint32(16)).view(np.float32),
+        (word & np.uint32(0xFFFF0000)).view(np.float32),
+    ]
 
 
 def _f16(word: Array) -> list[Array]:
@@ -48,7 +53,9 @@ _DECODERS: dict[str, Callable[[Array], list[Array]]] = {
 
 
 def matrix_a(registers: Sequence[Array], kind: str) -> Array:
-    """A as float32 (16, K, warps) from its registers: rows g and g + 8 alternate, then the next half of K."""
+    """A as float32 (16, K, warps) from its registers: rows g and g + 8 alternate, then the next
+    half of K.
+    """
     decoded = [_DECODERS[kind](r) for r in registers]
     per_register = len(decoded[0])
     halves, warps = len(registers) // 2, registers[0].shape[1]

@@ -1,7 +1,7 @@
 """A set of warps that run together: what the generated code of a block sees of the machine.
 
-A frame binds register views for its warps (directly when they are all warps or evenly spaced, by copying otherwise) and
-carries out loads, stores, shuffle checks, barriers and the rest for them.
+A frame binds register views for its warps (directly when they are all warps or evenly spaced, by
+copying otherwise) and carries out loads, stores, shuffle checks, barriers and the rest for them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ Mask = Array | None
 
 _LANE_BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32))[:, None]
 _MATRIX_WORDS = np.arange(4, dtype=np.int64)[None, :, None] * 4
-# Byte offsets of a lane's two elements in a transposed 8 x 8 matrix of 16-bit elements, beside their rows.
+# Byte offsets of a lane's two elements in a transposed 8 x 8 matrix of 16-bit elements, beside
+# their rows.
 _COLUMN_BYTES = np.repeat(np.arange(8, dtype=np.int64) * 2, 4)[:, None]
 _PAIR_ROWS = np.tile(np.arange(4) * 2, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A block ended at a barrier: which one (per warp), for how many threads, and what it reduces."""
+    """A block ended at a barrier: which one (per warp), for how many threads, and what it
+    reduces.
+    """
 
     number: int | Array
     threads: int | Array
@@ -61,7 +64,10 @@ class Frame:
     # Registers
 
     def bind(self, code: Code) -> tuple[Array, ...]:
-        """The views a block asks for.  Evenly spaced warps are views for good; others are copies for one run."""
+        """The views a block asks for.
+
+        Evenly spaced warps are views for good; others are copies for one run.
+        """
         bound = self._bound.get(id(code))
         if bound is not None:
             return bound
@@ -120,7 +126,8 @@ class Frame:
             same = ((value == first) | ~mask).all()
         if not same:
             raise LaunchError(
-                f"{self.grid.place(site)}: lanes of one warp give different values where one is needed"
+                f"{self.grid.place(site)}: lanes of one warp give different values where one"
+                f" is needed"
             )
         return first.astype(np.int64)
 
@@ -154,7 +161,8 @@ class Frame:
         if missing.any():
             lane, warp = (int(v[0]) for v in np.nonzero(missing))
             raise LaunchError(
-                f"{self.grid.place(site)}: {self.grid.thread_name(lane, self.warps[warp])} is named in the member mask"
+                f"{self.grid.place(site)}: {self.grid.thread_name(lane, self.warps[warp])} is"
+                f" named in the member mask"
                 " but does not execute the instruction"
             )
 
@@ -167,18 +175,32 @@ class Frame:
         if mask is not None and not mask.any():
             return [np.zeros(self.shape, f"u{size}")] * count
         if space == "generic":
-            return self._by_space(base, offset, mask, lambda s, b, m: self.load(s, b, offset, size, count, m, site))
+            return self._by_space(
+                base, offset, mask, lambda s, b, m: self.load(s, b, offset, size, count, m, site)
+            )
         memory, offsets = self._locate(space, base, offset, size * count, mask, site, "read")
         return memory.gather(offsets, size, count)
 
     def store(
-        self, space: str, base: Array, offset: int, size: int, values: Sequence[Array], mask: Mask, site: int
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        size: int,
+        values: Sequence[Array],
+        mask: Mask,
+        site: int,
     ) -> None:
         """Writes one element per value to consecutive places, in the active lanes."""
         if mask is not None and not mask.any():
             return
         if space == "generic":
-            self._by_space(base, offset, mask, lambda s, b, m: self.store(s, b, offset, size, values, m, site) or [])
+
+            def store_part(part: str, at: Array, chosen: Mask) -> list[Array]:
+                self.store(part, at, offset, size, values, chosen, site)
+                return []
+
+            self._by_space(base, offset, mask, store_part)
             return
         total = size * len(values)
         memory, offsets = self._locate(space, base, offset, total, mask, site, "write")
@@ -200,14 +222,21 @@ class Frame:
             return np.zeros(self.shape, values.dtype)
         if space == "generic":
             return self._by_space(
-                base, offset, mask, lambda s, b, m: [self.atomic(s, b, offset, function, values, compare, m, site)]
+                base,
+                offset,
+                mask,
+                lambda s, b, m: [self.atomic(s, b, offset, function, values, compare, m, site)],
             )[0]
         size = values.dtype.itemsize
         memory, offsets = self._locate(space, base, offset, size, mask, site, "write")
         return memory.atomic(offsets, function, values, compare, mask)
 
     def _by_space(
-        self, base: Array, offset: int, mask: Mask, access: Callable[[str, Array, Mask], list[Array]]
+        self,
+        base: Array,
+        offset: int,
+        mask: Mask,
+        access: Callable[[str, Array, Mask], list[Array]],
     ) -> list[Array]:
         """A generic access as one access per state space that its addresses point into."""
         base = base.astype(np.uint64, copy=False)
@@ -216,9 +245,11 @@ class Frame:
         result: list[Array] | None = None
         covered = np.zeros(self.shape, bool)
         for space, window in (
-            ("shared", spaces.SHARED_WINDOW), ("local", spaces.LOCAL_WINDOW), ("param", spaces.PARAMETER_WINDOW),
+            ("shared", spaces.SHARED_WINDOW),
+            ("local", spaces.LOCAL_WINDOW),
+            ("param", spaces.PARAMETER_WINDOW),
             ("global", None),
-        ):  # fmt: skip
+        ):
             here = ~covered if window is None else top == np.uint64(window >> 32)
             covered |= here
             chosen = here if mask is None else here & mask
@@ -229,7 +260,9 @@ class Frame:
             if result is None:
                 result = values
             else:
-                result = [np.where(chosen, new, old) for new, old in zip(values, result, strict=True)]
+                result = [
+                    np.where(chosen, new, old) for new, old in zip(values, result, strict=True)
+                ]
         return result or []
 
     def _locate(
@@ -242,7 +275,9 @@ class Frame:
             place = int(mask.argmax())
             base = np.where(mask, base, base.reshape(-1)[place])
         if space in ("global", "const"):
-            offsets = base.astype(np.uint64, copy=False).view(np.int64) - (spaces.GLOBAL_BASE - offset)
+            offsets = base.astype(np.uint64, copy=False).view(np.int64) - (
+                spaces.GLOBAL_BASE - offset
+            )
             self._check_global(offsets, size, mask, site, direction, space)
             return grid.memory.bytes, offsets
         offsets = base.astype(np.int64) + offset
@@ -252,7 +287,9 @@ class Frame:
             return grid.shared, offsets + self.shared_base
         if space == "local":
             self._check(offsets, size, grid.local_bytes, mask, site, "local", direction)
-            grid.counters.local(size * (offsets.size if mask is None else int(np.count_nonzero(mask))))
+            grid.counters.local(
+                size * (offsets.size if mask is None else int(np.count_nonzero(mask)))
+            )
             return grid.local, offsets + self._of_all(grid.local_base)
         if space == "param":
             self._check(offsets, size, len(grid.parameters), mask, site, "parameter", direction)
@@ -260,12 +297,28 @@ class Frame:
         raise LaunchError(f"{grid.place(site)}: no access to {space} memory")
 
     def _check(
-        self, offsets: Array, size: int, limit: int, mask: Mask, site: int, space: str, direction: str
+        self,
+        offsets: Array,
+        size: int,
+        limit: int,
+        mask: Mask,
+        site: int,
+        space: str,
+        direction: str,
     ) -> None:
         bits = int(np.bitwise_or.reduce(offsets, axis=None))
         if bits < 0 or int(offsets.max()) + size > limit:
             bad = (offsets < 0) | (offsets + size > limit)
-            self._access_error(bad, mask, offsets, size, site, space, direction, f"{space} memory has {limit} bytes")
+            self._access_error(
+                bad,
+                mask,
+                offsets,
+                size,
+                site,
+                space,
+                direction,
+                f"{space} memory has {limit} bytes",
+            )
         if bits & (min(size, 16) - 1):
             self._misaligned(offsets, size, mask, site, space, direction)
 
@@ -287,7 +340,14 @@ class Frame:
             chosen = bad if mask is None else bad & mask
             stray = int(offsets[chosen][0])
             self._access_error(
-                chosen, None, offsets + spaces.GLOBAL_BASE, size, site, space, direction, memory.nearest(stray)
+                chosen,
+                None,
+                offsets + spaces.GLOBAL_BASE,
+                size,
+                site,
+                space,
+                direction,
+                memory.nearest(stray),
             )
         if space == "global":
             for owner in np.unique(owners):
@@ -296,12 +356,24 @@ class Frame:
                     found: Allocation = memory.allocations[int(owner)]
                     counters.global_access(found, offsets, size, here, direction)
 
-    def _misaligned(self, addresses: Array, size: int, mask: Mask, site: int, space: str, direction: str) -> NoReturn:
+    def _misaligned(
+        self, addresses: Array, size: int, mask: Mask, site: int, space: str, direction: str
+    ) -> NoReturn:
         bad = (addresses & (min(size, 16) - 1)) != 0
-        self._access_error(bad, mask, addresses, size, site, space, direction, f"not a multiple of {min(size, 16)}")
+        self._access_error(
+            bad, mask, addresses, size, site, space, direction, f"not a multiple of {min(size, 16)}"
+        )
 
     def _access_error(
-        self, bad: Array, mask: Mask, addresses: Array, size: int, site: int, space: str, direction: str, why: str
+        self,
+        bad: Array,
+        mask: Mask,
+        addresses: Array,
+        size: int,
+        site: int,
+        space: str,
+        direction: str,
+        why: str,
     ) -> NoReturn:
         chosen = bad if mask is None else bad & mask
         lane, warp = (int(v[0]) for v in np.nonzero(chosen))
@@ -317,9 +389,16 @@ class Frame:
         return np.where(self.array(taken), np.uint32(size), np.uint32(0))
 
     def copy_async(
-        self, to: Array, to_offset: int, origin: Array, origin_offset: int, size: int, taken: Array | None,
-        mask: Mask, site: int,
-    ) -> None:  # fmt: skip
+        self,
+        to: Array,
+        to_offset: int,
+        origin: Array,
+        origin_offset: int,
+        size: int,
+        taken: Array | None,
+        mask: Mask,
+        site: int,
+    ) -> None:
         """cp.async: now, or at the wait, as the grid's schedule has it."""
         if mask is not None and not mask.any():
             return
@@ -328,7 +407,11 @@ class Frame:
         mask = None if mask is None else np.array(mask)
 
         def perform(which: Array | None) -> None:
-            active = mask if which is None else (np.broadcast_to(which, self.shape) if mask is None else mask & which)
+            active = (
+                mask
+                if which is None
+                else (np.broadcast_to(which, self.shape) if mask is None else mask & which)
+            )
             self._copy(to, to_offset, origin, origin_offset, size, taken, active, site)
 
         if self.grid.schedule.delays_copies:
@@ -337,9 +420,16 @@ class Frame:
             perform(None)
 
     def _copy(
-        self, to: Array, to_offset: int, origin: Array, origin_offset: int, size: int, taken: Array | None,
-        mask: Mask, site: int,
-    ) -> None:  # fmt: skip
+        self,
+        to: Array,
+        to_offset: int,
+        origin: Array,
+        origin_offset: int,
+        size: int,
+        taken: Array | None,
+        mask: Mask,
+        site: int,
+    ) -> None:
         count = max(size // 4, 1)
         reading = mask
         if taken is not None and not (taken >= size).all():
@@ -360,7 +450,9 @@ class Frame:
         for k in range(size):
             reading = taken > k if mask is None else (taken > k) & mask
             value = self.load("global", origin, origin_offset + k, 1, 1, reading, site)[0]
-            self.store("shared", to, to_offset + k, 1, [np.where(reading, value, np.uint8(0))], mask, site)
+            self.store(
+                "shared", to, to_offset + k, 1, [np.where(reading, value, np.uint8(0))], mask, site
+            )
 
     def commit_copies(self, mask: Mask) -> None:
         if self.grid.schedule.delays_copies:
@@ -378,7 +470,9 @@ class Frame:
     def load_matrix(
         self, space: str, base: Array, offset: int, count: int, is_transposed: bool, site: int
     ) -> list[Array]:
-        """ldmatrix: ``count`` 8 x 8 matrices of 16-bit elements whose row addresses come from 8 lanes each."""
+        """ldmatrix: ``count`` 8 x 8 matrices of 16-bit elements whose row addresses come from 8
+        lanes each.
+        """
         memory, rows = self._matrix_rows(space, base, offset, count, site, "read")
         values = []
         for k in range(count):
@@ -393,14 +487,22 @@ class Frame:
         return values
 
     def store_matrix(
-        self, space: str, base: Array, offset: int, values: Sequence[Array], is_transposed: bool, site: int
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        values: Sequence[Array],
+        is_transposed: bool,
+        site: int,
     ) -> None:
         """stmatrix: the inverse of ldmatrix."""
         memory, rows = self._matrix_rows(space, base, offset, len(values), site, "write")
         for k, value in enumerate(values):
             addresses = rows[8 * k : 8 * k + 8]
             if is_transposed:
-                memory.views[2][(addresses[_PAIR_ROWS] + _COLUMN_BYTES) >> 1] = value.astype(np.uint16)
+                memory.views[2][(addresses[_PAIR_ROWS] + _COLUMN_BYTES) >> 1] = value.astype(
+                    np.uint16
+                )
                 high = (value >> np.uint32(16)).astype(np.uint16)
                 memory.views[2][(addresses[_PAIR_ROWS + 1] + _COLUMN_BYTES) >> 1] = high
             else:
@@ -419,7 +521,9 @@ class Frame:
         return self.grid.shared, offsets + self.shared_base
 
     def mma(self, a: Array, b: Array, c: Array, kind: str) -> Array:
-        """a (16, K, warps) @ b (K, 8, warps) + c, exactly as the tensor core or in plain float32."""
+        """a (16, K, warps) @ b (K, 8, warps) + c, exactly as the tensor core or in plain
+        float32.
+        """
         core = self.grid.tensor_core(kind)
         return dot_accumulate_fast(a, b, c) if core is None else dot_accumulate(a, b, c, core)
 
@@ -431,7 +535,9 @@ class Frame:
     ) -> Arrival:  # fmt: skip
         return Arrival(number, threads, site, operation, predicate, target)
 
-    def barrier_arrive(self, number: int | Array, threads: int | Array, mask: Mask, site: int) -> None:
+    def barrier_arrive(
+        self, number: int | Array, threads: int | Array, mask: Mask, site: int
+    ) -> None:
         warps = self._some(mask)
         chosen = slice(None) if mask is None else mask.any(axis=0)
         numbers = np.broadcast_to(number, (self.n,))[chosen]
@@ -443,7 +549,8 @@ class Frame:
         if len(where):
             lane, warp = (int(v) for v in where[0])
             raise TrapError(
-                f"trap executed by {self.grid.thread_name(lane, int(self.warps[warp]))}, {self.grid.place(site)}"
+                f"trap executed by {self.grid.thread_name(lane, int(self.warps[warp]))},"
+                f" {self.grid.place(site)}"
             )
 
     def printf(self, text: Array, values: Array, mask: Mask) -> Array:

@@ -1,8 +1,10 @@
-"""Runs the resident CTAs of a launch: the register file, the state of every warp, and who runs next.
+"""Runs the resident CTAs of a launch: the register file, the state of every warp, and who runs
+next.
 
-Warps at the same block run together.  The default order sweeps over the blocks upwards: every runnable warp runs once a
-sweep, so nobody starves, and warps that took different ways meet again where the ways join.  Lanes of one warp that
-diverged run lowest block first until they are together again.
+Warps at the same block run together.  The default order sweeps over the blocks upwards: every
+runnable warp runs once a sweep, so nobody starves, and warps that took different ways meet again
+where the ways join.  Lanes of one warp that diverged run lowest block first until they are together
+again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ _FRAMES_KEPT = 512
 
 @dataclass(slots=True)
 class Group:
-    """Warps that run together.  ``places``: for each block where some of their lanes are, which (None: all lanes)."""
+    """Warps that run together.
+
+    ``places``: for each block where some of their lanes are, which (None: all lanes).
+    """
 
     frame: Frame
     places: dict[int, Array | None]
@@ -48,7 +53,9 @@ class Group:
 
 @dataclass(slots=True)
 class Statistics:
-    """Work done: array operations (what the budget limits), warp instructions, lane instructions."""
+    """Work done: array operations (what the budget limits), warp instructions, lane
+    instructions.
+    """
 
     operations: int = 0
     instructions: int = 0
@@ -65,6 +72,7 @@ class Grid:
     statistics: Statistics
     output: list[str]
     registers: dict[str, Array] = field(init=False)
+    shared_stride: int = field(init=False)
 
     def __post_init__(self) -> None:
         launch = self.launch
@@ -81,7 +89,9 @@ class Grid:
         self.local_bytes = launch.program.local_bytes
         self.shared, self.shared_stride = banked(self.ctas, self.shared_bytes)
         self.local, local_stride = self._local_memory()
-        self.local_base = (np.arange(self.warps)[None, :] * 32 + np.arange(32)[:, None]) * local_stride
+        self.local_base = (
+            np.arange(self.warps)[None, :] * 32 + np.arange(32)[:, None]
+        ) * local_stride
         self.live = np.ones((32, self.warps), bool)
         if threads % 32:
             self.live[threads % 32 :, self.warps_per_cta - 1 :: self.warps_per_cta] = False
@@ -206,7 +216,9 @@ class Grid:
         return f"thread ({x}, {y}, {z}) of {self.cta_name(int(self.cta_of_warp[warp]))}"
 
     def cta_name(self, cta: int) -> str:
-        x, y, z = (int(_coordinate(np.array(self.first + cta), self.launch.grid, d)) for d in range(3))
+        x, y, z = (
+            int(_coordinate(np.array(self.first + cta), self.launch.grid, d)) for d in range(3)
+        )
         return f"block ({x}, {y}, {z})"
 
     def frame(self, warps: Array) -> Frame:
@@ -274,7 +286,12 @@ class Grid:
         if self.current_strand not in strands:
             later = [s for s in strands if s > self.current_strand]
             self.current_strand = min(later or strands)
-        block = min(b for b, waiting in self.runnable.items() for g in waiting if g.strand == self.current_strand)
+        block = min(
+            b
+            for b, waiting in self.runnable.items()
+            for g in waiting
+            if g.strand == self.current_strand
+        )
         group = next(g for g in self.runnable[block] if g.strand == self.current_strand)
         group.turns += 1
         if group.turns >= PATIENCE:
@@ -334,8 +351,10 @@ class Grid:
         statistics.lane_instructions += operations * lanes
         if statistics.operations > self.launch.options.budget:
             raise BudgetError(
-                f"kernel {self.launch.program.name!r} used up its budget of {self.launch.options.budget} array"
-                f" instructions; it was at {self.place(self.launch.first_line(frame, self.runnable))}"
+                f"kernel {self.launch.program.name!r} used up its budget of"
+                f" {self.launch.options.budget} array"
+                f" instructions; it was at"
+                f" {self.place(self.launch.first_line(frame, self.runnable))}"
             )
 
     def _move(self, group: Group, target: int, mask: Array | None) -> None:
@@ -377,7 +396,9 @@ class Grid:
         """brx.idx: an index outside the list is undefined on hardware, an error here."""
         beyond = index >= len(targets) if mask is None else (index >= len(targets)) & mask
         if beyond.any():
-            raise LaunchError(f"branch index {int(index[beyond][0])} is outside a list of {len(targets)} targets")
+            raise LaunchError(
+                f"branch index {int(index[beyond][0])} is outside a list of {len(targets)} targets"
+            )
         active = np.ones(index.shape, bool) if mask is None else mask
         full = active.all(axis=0)
         warps = group.frame.warps
@@ -399,7 +420,9 @@ class Grid:
         self._settle(part)
 
     def _settle(self, group: Group) -> None:
-        """Puts a group back among the runnable ones, undoing its divergence where its lanes have met again."""
+        """Puts a group back among the runnable ones, undoing its divergence where its lanes have
+        met again.
+        """
         places = group.places
         if not places:
             return
@@ -412,11 +435,15 @@ class Grid:
                 elif full.any() or not mask.any(axis=0).all():
                     warps = group.frame.warps
                     if full.any():
-                        self._add(Group(self.frame(warps[full]), {block: None}, group.strand, group.turns))
+                        self._add(
+                            Group(self.frame(warps[full]), {block: None}, group.strand, group.turns)
+                        )
                     rest = ~full & mask.any(axis=0)
                     if not rest.any():
                         return
-                    group = Group(self.frame(warps[rest]), {block: mask[:, rest]}, group.strand, group.turns)
+                    group = Group(
+                        self.frame(warps[rest]), {block: mask[:, rest]}, group.strand, group.turns
+                    )
         self._add(group)
 
     def _arrive(self, group: Group, arrival: Arrival, target: int, mask: Array | None) -> None:
@@ -435,12 +462,18 @@ class Grid:
             warp = int(frame.warps[torn][0])
             lanes = int(mask[:, torn][:, 0].sum())
             raise LaunchError(
-                f"{self.place(arrival.site)}: barrier reached by {lanes} of {int(self.live[:, warp].sum())} lanes of warp"
-                f" {warp % self.warps_per_cta} of {self.cta_name(int(self.cta_of_warp[warp]))}; the others went elsewhere"
+                f"{self.place(arrival.site)}: barrier reached by {lanes} of"
+                f" {int(self.live[:, warp].sum())} lanes of warp"
+                f" {warp % self.warps_per_cta} of"
+                f" {self.cta_name(int(self.cta_of_warp[warp]))}; the others went elsewhere"
             )
-        number, threads = (np.broadcast_to(v, (frame.n,))[chosen] for v in (arrival.number, arrival.threads))
+        number, threads = (
+            np.broadcast_to(v, (frame.n,))[chosen] for v in (arrival.number, arrival.threads)
+        )
         predicate = None if arrival.predicate is None else arrival.predicate[:, chosen]
-        arrived = Arrival(number, threads, arrival.site, arrival.operation, predicate, arrival.target)
+        arrived = Arrival(
+            number, threads, arrival.site, arrival.operation, predicate, arrival.target
+        )
         self.barriers.wait(frame.warps[chosen], arrived, target, mask[:, chosen])
         if group.places and chosen.any():
             rest = ~chosen
@@ -448,8 +481,14 @@ class Grid:
             group.places = {b: None if m is None else m[:, rest] for b, m in group.places.items()}
 
     def _whole_ctas_arrive(self, frame: Frame, arrival: Arrival) -> bool:
-        """The usual case: all living warps of some CTAs arrive together at a barrier for all of them."""
-        if not isinstance(arrival.number, int) or not isinstance(arrival.threads, int) or arrival.operation:
+        """The usual case: all living warps of some CTAs arrive together at a barrier for all of
+        them.
+        """
+        if (
+            not isinstance(arrival.number, int)
+            or not isinstance(arrival.threads, int)
+            or arrival.operation
+        ):
             return False
         if arrival.threads not in (0, 32 * self.warps_per_cta) or not 0 <= arrival.number < 16:
             return False

@@ -1,4 +1,6 @@
-"""One launch on the executor: arguments checked and packed, code generated once, CTAs run in waves."""
+"""One launch on the executor: arguments checked and packed, code generated once, CTAs run in
+waves.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from gpu.ptx.emit import Code
     from gpu.ptx.executor import PtxKernel
 
-# Lanes that run together at most, unless the GPU itself would hold more CTAs at once: beyond this, arrays outgrow the
-# caches and nothing is gained.
+# Lanes that run together at most, unless the GPU itself would hold more CTAs at once: beyond this,
+# arrays outgrow the caches and nothing is gained.
 _LANES_AT_ONCE = 32_768
 
 
@@ -36,9 +38,10 @@ _LANES_AT_ONCE = 32_768
 class Options:
     """How the executor runs.
 
-    ``schedule``: order of warps and copies (schedule.py).  ``numerics``: "exact" tensor cores bit for bit, "fast" plain
-    float32 for looking around.  ``budget``: array instructions after which a kernel is taken for endless.  ``dram``:
-    send every access through a model of the L2 to count what reaches memory (slower).
+    ``schedule``: order of warps and copies (schedule.py).  ``numerics``: "exact" tensor cores bit
+    for bit, "fast" plain float32 for looking around.  ``budget``: array instructions after which a
+    kernel is taken for endless.  ``dram``: send every access through a model of the L2 to count
+    what reaches memory (slower).
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -110,15 +113,23 @@ class Launch:
         return self.kernel.place(site)
 
     def first_line(self, frame: Frame, runnable: dict[int, list[Group]]) -> int:
-        """A line that stands for where the kernel is: the start of the lowest block that could run."""
+        """A line that stands for where the kernel is: the start of the lowest block that could
+        run.
+        """
         for block in sorted(runnable):
             items = self.program.blocks[block].items
             if items:
                 return items[0].instruction.position.line
-        return self.program.blocks[0].items[0].instruction.position.line if self.program.blocks[0].items else 0
+        return (
+            self.program.blocks[0].items[0].instruction.position.line
+            if self.program.blocks[0].items
+            else 0
+        )
 
 
-def dimensions(name: str, value: Sequence[int], limits: tuple[int, int, int]) -> tuple[int, int, int]:
+def dimensions(
+    name: str, value: Sequence[int], limits: tuple[int, int, int]
+) -> tuple[int, int, int]:
     """A grid, block or cluster as three extents, checked."""
     if not 1 <= len(value) <= 3:
         raise LaunchError(f"{name} has {len(value)} dimensions, at most 3 are possible")

@@ -23,7 +23,8 @@ _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\r\f\v]+ | //[^\n]* | /\*.*?\*/)
   | (?P<newline>\n)
-  | (?P<float>0[fF][0-9a-fA-F]{8}\b | 0[dD][0-9a-fA-F]{16}\b | \d+\.\d*(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+)
+  | (?P<float>0[fF][0-9a-fA-F]{8}\b | 0[dD][0-9a-fA-F]{16}\b
+      | \d+\.\d*(?:[eE][+-]?\d+)? | \d+[eE][+-]?\d+)
   | (?P<number>0[xX][0-9a-fA-F]+U? | 0[bB][01]+U? | 0[0-7]*U?(?![0-9A-Za-z_]) | [1-9]\d*U?)
   | (?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
   | (?P<word>[%$A-Za-z_][\w$%]*(?:(?:\.|::)[\w$:]+)*)

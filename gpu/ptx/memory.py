@@ -1,8 +1,9 @@
-"""Memory of the executor: one flat space of bytes per state space, with bounds, alignment and whole-array access.
+"""Memory of the executor: one flat space of bytes per state space, with bounds, alignment and
+whole-array access.
 
-Global memory is one reserved stretch of address space; allocations are 256-byte aligned with a guard of the same size
-behind each, so that an access outside every allocation is always noticed.  Shared and local memory are one array over
-all resident CTAs or lanes.
+Global memory is one reserved stretch of address space; allocations are 256-byte aligned with a
+guard of the same size behind each, so that an access outside every allocation is always noticed.
+Shared and local memory are one array over all resident CTAs or lanes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from simkit.errors import CapacityError
 
 Array = np.ndarray
 
-# 16-byte elements are moved as complex128: the widest type that NumPy's take and put copy in one go.
+# 16-byte elements are moved as complex128: the widest type that NumPy's take and put copy in one
+# go.
 _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 _ALIGNMENT = 256
 _POISON = 0xFF  # NaN in every floating format, -1 in every integer one
@@ -34,7 +36,9 @@ class Bytes:
         self.views = {size: data[:usable].view(code) for size, code in _WHOLE.items()}
 
     def gather(self, offsets: Array, size: int, count: int) -> list[Array]:
-        """``count`` elements of ``size`` bytes from each offset (aligned to size * count, or 16)."""
+        """``count`` elements of ``size`` bytes from each offset (aligned to size * count, or
+        16).
+        """
         total = size * count
         if total == 32:
             half = count // 2
@@ -45,8 +49,12 @@ class Bytes:
         parts = whole.view(f"u{size}").reshape(*whole.shape, count)
         return [parts[..., k] for k in range(count)]
 
-    def scatter(self, offsets: Array, size: int, values: Sequence[Array], mask: Array | None) -> None:
-        """Writes one element per value to consecutive places from each offset, in the active lanes."""
+    def scatter(
+        self, offsets: Array, size: int, values: Sequence[Array], mask: Array | None
+    ) -> None:
+        """Writes one element per value to consecutive places from each offset, in the active
+        lanes.
+        """
         count = len(values)
         total = size * count
         if total == 32:
@@ -74,7 +82,9 @@ class Bytes:
         compare: Array | None,
         mask: Array | None,
     ) -> Array:
-        """Read-modify-write, one lane after the other (by warp, then lane) where addresses meet; the old values."""
+        """Read-modify-write, one lane after the other (by warp, then lane) where addresses meet;
+        the old values.
+        """
         dtype = values.dtype
         old = np.zeros(offsets.shape[::-1], dtype)
         order_of_lanes = (offsets >> _SHIFT[dtype.itemsize]).T
@@ -89,7 +99,8 @@ class Bytes:
         starts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
         sizes = np.diff(np.concatenate((starts, [len(index)])))
         if function is np.add and dtype.kind in "ui" and compare is None:
-            # Integer sums need no order: running totals give every lane the value it would have seen.
+            # Integer sums need no order: running totals give every lane the value it would have
+            # seen.
             addend = operand[order]
             totals = np.cumsum(addend, dtype=dtype)
             before = totals - addend
@@ -128,11 +139,15 @@ class Allocation:
 
 
 class GlobalMemory:
-    """The device's memory.  ``capacity`` bytes of address space are reserved; pages cost memory when touched."""
+    """The device's memory.  ``capacity`` bytes of address space are reserved; pages cost memory
+    when touched.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._map = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        self._map = mmap.mmap(
+            -1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        )
         self.bytes = Bytes(np.frombuffer(self._map, np.uint8))
         self.allocations: list[Allocation] = []
         self._starts: list[int] = []
@@ -150,7 +165,8 @@ class GlobalMemory:
             start = self._end
             if start + room > self.capacity:
                 raise CapacityError(
-                    f"{name}: {size} bytes do not fit in device memory, {self.capacity - start} of {self.capacity} are left"
+                    f"{name}: {size} bytes do not fit in device memory,"
+                    f" {self.capacity - start} of {self.capacity} are left"
                 )
             self._end += room
         allocation = Allocation(name, start, start + size)
@@ -196,13 +212,16 @@ class GlobalMemory:
         if place < 0:
             return "before the first allocation"
         found = self.allocations[place]
-        return f"{offset - found.end} bytes past the end of {found.name!r} ({found.end - found.start} bytes)"
+        size = found.end - found.start
+        return f"{offset - found.end} bytes past the end of {found.name!r} ({size} bytes)"
 
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def banked(count: int, size: int) -> tuple[Bytes, int]:
-    """Memory for ``count`` owners of ``size`` bytes each, filled with poison, and the distance between owners."""
+    """Memory for ``count`` owners of ``size`` bytes each, filled with poison, and the distance
+    between owners.
+    """
     stride = -(-max(size, 1) // 128) * 128
     return Bytes(np.full(count * stride, _POISON, np.uint8)), stride

@@ -1,7 +1,9 @@
-"""Simplifies blocks before code is generated: constants and copies propagated, dead code dropped, liveness.
+"""Simplifies blocks before code is generated: constants and copies propagated, dead code dropped,
+liveness.
 
-Compilers keep constants in registers (``mov.u32 %r12, 31``) and bit casts as moves; both would cost an array operation
-each time.  Nothing here changes what a kernel computes, moves in memory or waits for.
+Compilers keep constants in registers (``mov.u32 %r12, 31``) and bit casts as moves; both would cost
+an array operation each time.  Nothing here changes what a kernel computes, moves in memory or waits
+for.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def simplify(blocks: list[Block], registers: dict[str, str]) -> None:
 
 
 def _propagate_constants(blocks: list[Block], registers: dict[str, str]) -> None:
-    """A register whose only write is an unguarded move of a constant is that constant everywhere."""
+    """A register whose only write is an unguarded move of a constant is that constant
+    everywhere.
+    """
     writes = Counter(r for b in blocks for i in b.items for r in i.writes)
     constants: dict[str, Operand] = {}
     for block in blocks:
@@ -63,7 +67,9 @@ def _propagate_constants(blocks: list[Block], registers: dict[str, str]) -> None
 
 
 def _propagate_copies(block: Block, registers: dict[str, str]) -> None:
-    """Within a block, reads of a copy become reads of its source while neither has been written again."""
+    """Within a block, reads of a copy become reads of its source while neither has been written
+    again.
+    """
     copies: dict[str, str] = {}
     items: list[Item] = []
     for item in block.items:
@@ -71,8 +77,8 @@ def _propagate_copies(block: Block, registers: dict[str, str]) -> None:
             item = _rewritten(item, lambda r: Register(copies.get(r.name, r.name)))
         for written in item.writes:
             copies.pop(written, None)
-            for copy in [c for c, s in copies.items() if s == written]:
-                del copies[copy]
+            for stale in [c for c, s in copies.items() if s == written]:
+                del copies[stale]
         items.append(item)
         copy = _copy_of(item, registers)
         if copy is not None:

@@ -1,7 +1,8 @@
-"""Parses PTX text into syntax.Module: a recursive descent over the whole grammar that compilers emit.
+"""Parses PTX text into syntax.Module: a recursive descent over the whole grammar that compilers
+emit.
 
-Every statement is either understood or refused with its line; nothing is skipped except debug sections.
-Source: PTX ISA 8.8, chapters 4, 5, 6, 10 (special registers) and 11 (directives).
+Every statement is either understood or refused with its line; nothing is skipped except debug
+sections. Source: PTX ISA 8.8, chapters 4, 5, 6, 10 (special registers) and 11 (directives).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _IGNORED_LINES = {".pragma", ".file"}
 def parse(text: str) -> Module:
     """The module of a PTX text.
 
-    Raises PtxError with the line for anything that the grammar does not allow, truncated text included.
+    Raises PtxError with the line for anything that the grammar does not allow, truncated text
+    included.
     """
     return _Parser(text).module()
 
@@ -173,7 +175,9 @@ class _Parser:
     # Variables
 
     def variables(self, is_extern: bool = False) -> list[Variable]:
-        """``.space [.align N] .type name[dims] [= init], ...`` up to the closing sign, which stays."""
+        """``.space [.align N] .type name[dims] [= init], ...`` up to the closing sign, which
+        stays.
+        """
         space = self.take().text[1:]
         if space == "param":
             self.accept(".entry")
@@ -229,7 +233,8 @@ class _Parser:
             number *= extent
             self.expect("]")
         width = SIZES[element]
-        initial, addresses = b"", []
+        initial = b""
+        addresses: list[tuple[int, str, int, int]] = []
         if self.accept("="):
             values: list[tuple[object, int]] = []
             self.initializer(values)
@@ -241,10 +246,17 @@ class _Parser:
         if len(initial) > size:
             raise self.error(f"{len(initial)} bytes of initial values for {size} bytes", at)
         return Variable(
-            name=name, space=space, element=element, count=0 if is_open else number, size=size,
-            align=max(align, width * vector), position=Position(at.line), is_extern=is_extern or is_open,
-            initial=initial, addresses=tuple(addresses),
-        )  # fmt: skip
+            name=name,
+            space=space,
+            element=element,
+            count=0 if is_open else number,
+            size=size,
+            align=max(align, width * vector),
+            position=Position(at.line),
+            is_extern=is_extern or is_open,
+            initial=initial,
+            addresses=tuple(addresses),
+        )
 
     def initializer(self, values: list[tuple[object, int]]) -> None:
         """Flattens ``{a, {b, c}}`` into (value, selected byte or -1) pairs."""
@@ -325,9 +337,7 @@ class _Parser:
         returns = self.parameters() if self.token.text == "(" else []
         name = self.word("a function's name")
         parameters = self.parameters() if self.token.text == "(" else []
-        function = Function(
-            name, start.text == ".entry", parameters, returns, Position(start.line)
-        )
+        function = Function(name, start.text == ".entry", parameters, returns, Position(start.line))
         while self.token.text in _PERFORMANCE or self.token.text == ".pragma":
             directive = self.take()
             if directive.text == ".pragma":
@@ -584,14 +594,17 @@ class _Scope:
         self.function = function
         self.outer = outer
         self.names: dict[str, Operand] = {}
-        # Labels are local to their braces, and may be used before they stand: inline assembly relies on it.
+        # Labels are local to their braces, and may be used before they stand: inline assembly
+        # relies on it.
         suffix = "" if outer is None else f"#{next(parser.unique)}"
         self.labels = {name: name + suffix for name in parser.labels_ahead()}
 
     def declare_register(self, name: str, register_type: str) -> None:
         if name in self.names:
             raise self.parser.error(f"register {name!r} is declared twice")
-        unique = name if name not in self.function.registers else f"{name}#{next(self.parser.unique)}"
+        unique = (
+            name if name not in self.function.registers else f"{name}#{next(self.parser.unique)}"
+        )
         self.names[name] = Register(unique)
         self.function.registers[unique] = register_type
 
@@ -601,7 +614,9 @@ class _Scope:
             unique = f"{unique}#{next(self.parser.unique)}"
         self.names[variable.name] = Symbol(unique)
         self.function.variables.append(
-            Variable(**{f: getattr(variable, f) for f in Variable.__slots__ if f != "name"}, name=unique)
+            Variable(
+                **{f: getattr(variable, f) for f in Variable.__slots__ if f != "name"}, name=unique
+            )
         )
 
     def label(self, token: Token) -> str:
@@ -630,10 +645,41 @@ class _Scope:
 
 
 SPECIAL_REGISTERS = frozenset(
-    "%tid %ntid %ctaid %nctaid %laneid %warpid %nwarpid %smid %nsmid %gridid %clusterid %nclusterid"
-    " %cluster_ctaid %cluster_nctaid %cluster_ctarank %cluster_nctarank %is_explicit_cluster"
-    " %lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt %clock %clock_hi %clock64"
-    " %globaltimer %globaltimer_lo %globaltimer_hi %dynamic_smem_size %total_smem_size %aggr_smem_size"
-    " %reserved_smem_offset_begin %reserved_smem_offset_end %reserved_smem_offset_cap"
-    " %current_graph_exec".split()
+    [
+        "%tid",
+        "%ntid",
+        "%ctaid",
+        "%nctaid",
+        "%laneid",
+        "%warpid",
+        "%nwarpid",
+        "%smid",
+        "%nsmid",
+        "%gridid",
+        "%clusterid",
+        "%nclusterid",
+        "%cluster_ctaid",
+        "%cluster_nctaid",
+        "%cluster_ctarank",
+        "%cluster_nctarank",
+        "%is_explicit_cluster",
+        "%lanemask_eq",
+        "%lanemask_le",
+        "%lanemask_lt",
+        "%lanemask_ge",
+        "%lanemask_gt",
+        "%clock",
+        "%clock_hi",
+        "%clock64",
+        "%globaltimer",
+        "%globaltimer_lo",
+        "%globaltimer_hi",
+        "%dynamic_smem_size",
+        "%total_smem_size",
+        "%aggr_smem_size",
+        "%reserved_smem_offset_begin",
+        "%reserved_smem_offset_end",
+        "%reserved_smem_offset_cap",
+        "%current_graph_exec",
+    ]
 )

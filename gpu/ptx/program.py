@@ -1,9 +1,10 @@
 """Lowers one kernel of a parsed module to basic blocks of decoded instructions.
 
-Calls are inlined, so that a kernel is one flat control-flow graph; parameters of calls become registers.  Blocks are
-numbered in a weak topological order (every loop contiguous, its exits after it), which is what lets the scheduler
-reconverge diverged lanes by always running the lowest block first.  Registers that live across blocks are told apart
-from those that a block makes and uses up itself.
+Calls are inlined, so that a kernel is one flat control-flow graph; parameters of calls become
+registers.  Blocks are numbered in a weak topological order (every loop contiguous, its exits after
+it), which is what lets the scheduler reconverge diverged lanes by always running the lowest block
+first.  Registers that live across blocks are told apart from those that a block makes and uses up
+itself.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from gpu.ptx.isa.registry import TABLE
 from gpu.ptx.blocks import EXIT, Block, Item, registers_of
+from gpu.ptx.isa.registry import TABLE
 from gpu.ptx.optimize import simplify
 from gpu.ptx.syntax import (
     Address,
@@ -170,7 +171,8 @@ class _Inliner:
                 continue
             if len(flat.body) > _MAX_INLINED:
                 raise PtxError(
-                    f"kernel {flat.name!r} has more than {_MAX_INLINED} instructions once its calls are inlined"
+                    f"kernel {flat.name!r} has more than {_MAX_INLINED} instructions once its"
+                    f" calls are inlined"
                 )
             renamed = replace(
                 statement,
@@ -180,7 +182,9 @@ class _Inliner:
             if renamed.opcode == "call":
                 self.call(renamed, flat, stack)
             elif renamed.opcode == "ret" and after is not None:
-                flat.body.append(replace(renamed, opcode="bra", modifiers=(), operands=(Symbol(after),)))
+                flat.body.append(
+                    replace(renamed, opcode="bra", modifiers=(), operands=(Symbol(after),))
+                )
             elif renamed.opcode in ("ld", "st") and _is_call_parameter(renamed, call_space):
                 self.parameter_moves(renamed, flat)
             else:
@@ -264,7 +268,10 @@ class _Inliner:
             name = f"{pointer.base.name}+{offset}"
             known = flat.registers.setdefault(name, f"b{8 * width}")
             if SIZES[known] != width:
-                raise _at(access, f"parameter {name} is accessed with {SIZES[known]} and with {width} bytes")
+                raise _at(
+                    access,
+                    f"parameter {name} is accessed with {SIZES[known]} and with {width} bytes",
+                )
             operands = (register, Register(name)) if is_load else (Register(name), register)
             # A narrow value may live in a wider register: cvt extends or truncates, mov would not.
             kind = ("mov", (f"b{8 * width}",)) if width > 2 else ("$move", (element,))
@@ -272,7 +279,9 @@ class _Inliner:
 
 
 def _is_call_parameter(access: Instruction, names: set[str]) -> bool:
-    pointer = access.operands[1 if access.opcode == "ld" else 0] if len(access.operands) == 2 else None
+    pointer = (
+        access.operands[1 if access.opcode == "ld" else 0] if len(access.operands) == 2 else None
+    )
     return (
         "param" in [m.split("::")[0] for m in access.modifiers]
         and isinstance(pointer, Address)
@@ -288,7 +297,9 @@ def _at(instruction: Instruction, message: str) -> PtxError:
 _BRANCHES = {"bra", "brx", "ret", "exit"}
 
 
-def _decode(body: list[Instruction | Label], registers: dict[str, str]) -> list[Item | Label | Instruction]:
+def _decode(
+    body: list[Instruction | Label], registers: dict[str, str]
+) -> list[Item | Label | Instruction]:
     """Finds each instruction's form; branches stay as they are."""
     decoded: list[Item | Label | Instruction] = []
     unknown: dict[int, str] = {}
@@ -327,13 +338,19 @@ def _decode(body: list[Instruction | Label], registers: dict[str, str]) -> list[
         else:
             decoded.append(item)
     if unknown:
-        listing = "\n".join(f"    line {line}: {text}" for line, text in sorted(unknown.items())[:50])
+        listing = "\n".join(
+            f"    line {line}: {text}" for line, text in sorted(unknown.items())[:50]
+        )
         more = f"\n    ... and {len(unknown) - 50} more" if len(unknown) > 50 else ""
-        raise PtxError(f"{len(unknown)} instructions that the executor does not know:\n{listing}{more}")
+        raise PtxError(
+            f"{len(unknown)} instructions that the executor does not know:\n{listing}{more}"
+        )
     return decoded
 
 
-def _split(items: list[Item | Label | Instruction], tables: dict[str, tuple[str, ...]]) -> list[Block]:
+def _split(
+    items: list[Item | Label | Instruction], tables: dict[str, tuple[str, ...]]
+) -> list[Block]:
     """Cuts the list at labels, branches and waits.  Block 0 is where the kernel starts."""
     starts: dict[str, int] = {}
     drafts: list[tuple[list[Item], Instruction | Item | None]] = []
@@ -382,7 +399,11 @@ def _terminate(block: Block, end: Instruction, following: int, target, tables) -
     if end.opcode in ("ret", "exit"):
         destination = EXIT
     elif end.opcode == "brx":
-        if len(end.operands) != 2 or not isinstance(end.operands[0], Register) or end.guard is not None:
+        if (
+            len(end.operands) != 2
+            or not isinstance(end.operands[0], Register)
+            or end.guard is not None
+        ):
             raise _at(end, "brx.idx needs an index register and a target list, and no guard")
         name = getattr(end.operands[1], "name", "")
         if name not in tables:
@@ -407,8 +428,9 @@ def _terminate(block: Block, end: Instruction, following: int, target, tables) -
 def _order(blocks: list[Block]) -> list[Block]:
     """Renumbers reachable blocks in a weak topological order, the entry first.
 
-    Bourdoncle's idea: order the strongly connected components topologically; within a component, drop the edges back
-    to its head and order the rest the same way.  Each loop then is contiguous, and what follows it comes after it.
+    Bourdoncle's idea: order the strongly connected components topologically; within a component,
+    drop the edges back to its head and order the rest the same way.  Each loop then is contiguous,
+    and what follows it comes after it.
     """
     successors = {b.index: [t for t in dict.fromkeys(b.targets) if t != EXIT] for b in blocks}
 
@@ -438,8 +460,9 @@ def _order(blocks: list[Block]) -> list[Block]:
 
 
 def _components(nodes: set[int], entry: int, successors: dict[int, list[int]]) -> list[list[int]]:
-    """Strongly connected components reachable from ``entry``, topologically sorted; each starts with the node that was
-    reached first (Tarjan, without recursion)."""
+    """Strongly connected components reachable from ``entry``, topologically sorted; each starts
+    with the node that was reached first (Tarjan, without recursion).
+    """
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -451,7 +474,8 @@ def _components(nodes: set[int], entry: int, successors: dict[int, list[int]]) -
         order[node] = low[node] = len(order)
         stack.append(node)
         on_stack.add(node)
-        # Taken branches first: what is visited first is placed last, so fall-through code follows directly.
+        # Taken branches first: what is visited first is placed last, so fall-through code follows
+        # directly.
         work.append((node, iter([s for s in successors[node] if s in nodes])))
 
     visit(entry)

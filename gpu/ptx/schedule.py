@@ -1,8 +1,10 @@
-"""In which order warps run and asynchronous copies land: results must not depend on it, so it can be chosen.
+"""In which order warps run and asynchronous copies land: results must not depend on it, so it can
+be chosen.
 
-``eager`` runs all warps together and copies at issue (fastest).  ``lazy`` runs one warp of each CTA until it must wait,
-then the next, and copies only at the wait.  ``random(seed)`` interleaves random sets of warps.  What a missing barrier
-or wait breaks under some order on a GPU, it breaks here under one of these, every time.
+``eager`` runs all warps together and copies at issue (fastest).  ``lazy`` runs one warp of each CTA
+until it must wait, then the next, and copies only at the wait.  ``random(seed)`` interleaves random
+sets of warps.  What a missing barrier or wait breaks under some order on a GPU, it breaks here
+under one of these, every time.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import numpy as np
 from simkit.errors import LaunchError
 
 # Random schedules cut the warps into this many independently scheduled sets.
-_RANDOM_STRANDS = 6
-# A set of warps runs this many blocks before others get a turn, so that a spinning warp cannot starve them.
+_RANDOM_STRANDS = 4
+# A set of warps runs this many blocks before others get a turn, so that a spinning warp cannot
+# starve them.
 PATIENCE = 512
 
 

@@ -1,7 +1,8 @@
 """Where each state space lies in the generic address space.  Source: PTX ISA 8.8, 5.1 and 6.4.1.
 
-The hardware's windows are not documented; these are ours.  Shared addresses carry the CTA's rank in its cluster in bits
-24 and up, as they do on sm_90 (a peer's address is one's own with another rank).
+The hardware's windows are not documented; these are ours.  Shared addresses carry the CTA's rank in
+its cluster in bits 24 and up, as they do on sm_90 (a peer's address is one's own with another
+rank).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _WINDOWS = {
 
 
 def is_in_space(addresses: np.ndarray, space: str) -> np.ndarray:
-    """Which generic addresses point into a state space; everything outside the windows is global."""
+    """Which generic addresses point into a state space; everything outside the windows is
+    global.
+    """
     if space in _WINDOWS:
         return (addresses >> np.uint64(32)) == np.uint64(_WINDOWS[space] >> 32)
     inside = np.zeros(addresses.shape, bool)

@@ -1,7 +1,7 @@
 """The parsed form of PTX text: what a module, a function and an instruction are made of.
 
-Plain data; the parser (parser.py) builds it and the lowering (program.py) reads it.  Source: PTX ISA 8.8,
-chapters 4 (syntax), 5 (state spaces, types, variables) and 6 (instruction operands).
+Plain data; the parser (parser.py) builds it and the lowering (program.py) reads it.  Source: PTX
+ISA 8.8, chapters 4 (syntax), 5 (state spaces, types, variables) and 6 (instruction operands).
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ class Group:
     elements: tuple[Operand, ...]
 
 
-Operand = (
-    Register | Special | Immediate | Symbol | Not | Vector | Pair | Sink | Address | Group
-)
+Operand = Register | Special | Immediate | Symbol | Not | Vector | Pair | Sink | Address | Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +127,9 @@ Statement = Instruction | Label
 class Variable:
     """A variable in a state space.
 
-    ``element`` is the PTX type without its dot, ``count`` the number of elements (1 for a scalar, 0 for an
-    array of unknown size such as dynamic shared memory); ``initial`` the bytes it starts with, with
-    ``addresses`` the (byte offset, symbol, addend, width) of every address stored in it.
+    ``element`` is the PTX type without its dot, ``count`` the number of elements (1 for a scalar, 0
+    for an array of unknown size such as dynamic shared memory); ``initial`` the bytes it starts
+    with, with ``addresses`` the (byte offset, symbol, addend, width) of every address stored in it.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Counts what a launch moves: bytes and sectors per allocation, shared-memory wavefronts, optionally DRAM bytes."""
+"""Counts what a launch moves: bytes and sectors per allocation, shared-memory wavefronts,
+optionally DRAM bytes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ Array = np.ndarray
 
 
 class TrafficCounter:
-    """The counters of one launch.  ``cache``: an L2 to send every sector through, for the dram figure."""
+    """The counters of one launch.
+
+    ``cache``: an L2 to send every sector through, for the dram figure.
+    """
 
     def __init__(self, cache: L2Cache | None = None) -> None:
         self.cache = cache
@@ -87,7 +92,9 @@ def _wavefronts(offsets: Array, size: int, mask: Array | None) -> tuple[int, int
     lanes = offsets.shape[0]
     if lanes < 32:
         # ldmatrix has addresses from some lanes only; the others take no part.
-        offsets = np.concatenate((offsets, np.broadcast_to(offsets[:1], (32 - lanes, offsets.shape[1]))))
+        offsets = np.concatenate(
+            (offsets, np.broadcast_to(offsets[:1], (32 - lanes, offsets.shape[1])))
+        )
         mask = np.zeros(offsets.shape, bool)
         mask[:lanes] = True
     return wavefronts(offsets, size, mask)

@@ -14,8 +14,8 @@ SIZES: dict[str, int] = {
     "e4m3x2": 2, "e5m2x2": 2,
 }  # fmt: skip
 
-# The NumPy dtype code that an operand of each type is computed in.  bf16 and the packed types stay bits:
-# NumPy has no arithmetic for them.
+# The NumPy dtype code that an operand of each type is computed in.  bf16 and the packed types stay
+# bits: NumPy has no arithmetic for them.
 CODES: dict[str, str] = {
     "pred": "b1",
     "b8": "u1", "u8": "u1", "s8": "i1",
@@ -34,7 +34,9 @@ TYPE_NAMES = frozenset(SIZES) | {"pred"}
 
 
 def storage_code(register_type: str) -> str:
-    """The dtype code a register of this declared type is stored in: bits, or bool for predicates."""
+    """The dtype code a register of this declared type is stored in: bits, or bool for
+    predicates.
+    """
     if register_type == "pred":
         return "b1"
     return f"u{SIZES[register_type]}"

@@ -165,43 +165,52 @@ class Cta:
         *,
         lanes: int = WARP_LANES,
         share: int = 1,
+        by_row: bool = False,
         repeat: int = 1,
     ) -> Array:
         """A copy of the region's values, exact ones if it has such; counts read bytes.
 
         ``vector``: bytes per lane of one access; lanes take consecutive chunks in row-major
         order, ``lanes`` lanes a warp instruction. ``share``: how many neighbouring lanes read each
-        chunk (a broadcast). ``repeat``: how many times the kernel reads the region. Without
+        chunk (a broadcast). ``by_row``: every row, along the last axis, starts a new warp
+        instruction. ``repeat``: how many times the kernel reads the region. Without
         arithmetic the values mean nothing and are not copied.
         """
-        self._count(region, "read", vector, lanes, share, repeat)
+        self._count(region, "read", repeat, region.traffic(vector, lanes, share, by_row))
         if not self.machine.computes:
             return region.view
         return np.array(region.view if region.exact is None else region.exact, order="C")
 
     def store(
-        self, region: Region, values: Any, vector: int = 16, *, lanes: int = WARP_LANES
+        self,
+        region: Region,
+        values: Any,
+        vector: int = 16,
+        *,
+        lanes: int = WARP_LANES,
+        by_row: bool = False,
     ) -> None:
         """Writes values of the region's shape and dtype; counts written bytes.
 
         In reference arithmetic the values may be float64. Without arithmetic they are ignored.
         """
+        traffic = region.traffic(vector, lanes, by_row=by_row)
         if not self.machine.computes:
-            self._count(region, "write", vector, lanes, 1, 1)
+            self._count(region, "write", 1, traffic)
             return
         array = region_values(region, values)
-        self._count(region, "write", vector, lanes, 1, 1)
+        self._count(region, "write", 1, traffic)
         with np.errstate(over="ignore", invalid="ignore"):
             region.view[...] = array
         if region.exact is not None:
             region.exact[...] = array
 
     def _count(
-        self, region: Region, direction: Direction, vector: int, lanes: int, share: int, repeat: int
+        self, region: Region, direction: Direction, repeat: int, traffic: tuple[int, int]
     ) -> None:
         if repeat < 1:
             raise ShapeError(f"tensor {region.tensor.name!r}: repeat must be positive: {repeat}")
-        requested, sectors = region.traffic(vector, lanes, share)
+        requested, sectors = traffic
         if requested:
             self.machine._count(region.tensor.name, direction, repeat * requested, repeat * sectors)
 

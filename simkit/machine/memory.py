@@ -250,25 +250,40 @@ class Region:
 
     def runs(self) -> tuple[int, Outer]:
         """Bytes of one contiguous run, and the axes (length, byte stride) that repeat it."""
-        run = self.view.itemsize
-        axes = [
-            axis for axis in zip(self.view.shape, self.view.strides, strict=True) if axis[0] != 1
-        ]
+        run, axes = self.view.itemsize, self._axes()
         while axes and axes[-1][1] == run:
             run *= axes.pop()[0]
         return run, tuple(axes)
 
-    def traffic(self, vector: int = 16, lanes: int = WARP_LANES, share: int = 1) -> tuple[int, int]:
+    def rows(self) -> tuple[int, Outer]:
+        """Bytes of one contiguous row (along the last axis), and the axes that repeat it."""
+        run, axes = self.view.itemsize, self._axes()
+        if self.view.shape[-1:] > (1,) and axes[-1][1] == run:
+            run *= axes.pop()[0]
+        return run, tuple(axes)
+
+    def _axes(self) -> list[tuple[int, int]]:
+        sizes = zip(self.view.shape, self.view.strides, strict=True)
+        return [axis for axis in sizes if axis[0] != 1]
+
+    def traffic(
+        self,
+        vector: int = 16,
+        lanes: int = WARP_LANES,
+        share: int = 1,
+        by_row: bool = False,
+    ) -> tuple[int, int]:
         """(requested bytes, sector bytes) of accessing the whole region once.
 
         Lanes take consecutive ``vector``-byte chunks in row-major order, ``lanes`` lanes a warp
         instruction. ``share``: how many neighbouring lanes take each chunk (all of one address);
-        beyond ``lanes`` it goes on in further warps. Raises ShapeError where chunks do not fit
-        the contiguous runs and MemoryAccessError where they are misaligned.
+        beyond ``lanes`` it goes on in further warps. ``by_row``: each row, along the last axis,
+        starts a new warp instruction. Raises ShapeError where chunks do not fit the contiguous
+        runs and MemoryAccessError where they are misaligned.
         """
         if not self.view.size:
             return 0, 0
-        run, outer = self.runs()
+        run, outer = self.rows() if by_row else self.runs()
         address = self.address
         self._check(vector, lanes, share, run, outer)
         requested = self.nbytes * share
@@ -277,7 +292,8 @@ class Region:
             # A warp instruction then takes whole sectors, none of which another one takes.
             return requested, requested
         offset = address % SECTOR_BYTES
-        return requested, SECTOR_BYTES * _count_sectors(offset, run, outer, vector, lanes, share)
+        count = _count_sectors_by_row if by_row else _count_sectors
+        return requested, SECTOR_BYTES * count(offset, run, outer, vector, lanes, share)
 
     def _check(self, vector: int, lanes: int, share: int, run: int, outer: Outer) -> None:
         place = f"tensor {self.tensor.name!r}, region of shape {self.shape}"
@@ -332,11 +348,28 @@ def region_values(region: Region, values: Any) -> Array:
     return array
 
 
-@lru_cache(maxsize=4096)  # tiles repeat: only the position within a sector tells them apart
-def _count_sectors(offset: int, run: int, outer: Outer, vector: int, lanes: int, share: int) -> int:
+def _starts(offset: int, outer: Outer) -> Array:
     starts = np.array([offset], np.int64)
     for length, stride in outer:
         starts = (starts[:, None] + stride * np.arange(length)).ravel()
+    return starts
+
+
+@lru_cache(maxsize=4096)
+def _count_sectors_by_row(
+    offset: int, run: int, outer: Outer, vector: int, lanes: int, share: int
+) -> int:
+    # No warp has two rows, so that rows at the same position within a sector are alike.
+    offsets, rows = np.unique(_starts(offset, outer) % SECTOR_BYTES, return_counts=True)
+    return sum(
+        int(count) * _count_sectors(int(start), run, (), vector, lanes, share)
+        for start, count in zip(offsets, rows, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)  # tiles repeat: only the position within a sector tells them apart
+def _count_sectors(offset: int, run: int, outer: Outer, vector: int, lanes: int, share: int) -> int:
+    starts = _starts(offset, outer)
     chunks = (starts[:, None] + np.arange(0, run, vector)).ravel()
     per_chunk, chunks_per_warp = -(-share // lanes), max(1, lanes // share)
     if per_chunk > 1:

@@ -1,4 +1,6 @@
-"""What each PTX instruction does: one module per family, registered in registry.TABLE when imported."""
+"""What each PTX instruction does: one module per family, registered in registry.TABLE when
+imported.
+"""
 
 from gpu.ptx.isa import (  # noqa: F401
     asynchronous,

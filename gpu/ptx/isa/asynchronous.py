@@ -10,11 +10,18 @@ from gpu.ptx.syntax import Immediate, Instruction, Not, Register
 
 Modifiers = Mapping[str, str]
 
-_HINTS = {"prefetch": "L2::64B L2::128B L2::256B", "space": "shared shared::cta"}
+_PREFETCH = "L2::64B L2::128B L2::256B"
 
 
-@ptx("cp.async.ca.<space>.global{.L2::cache_hint}{.<prefetch>}",
-     "cp.async.cg.<space>.global{.L2::cache_hint}{.<prefetch>}", operands=(3, 4, 5), results=0, pure=False, **_HINTS)  # fmt: skip
+@ptx(
+    "cp.async.ca.<space>.global{.L2::cache_hint}{.<prefetch>}",
+    "cp.async.cg.<space>.global{.L2::cache_hint}{.<prefetch>}",
+    operands=(3, 4, 5),
+    results=0,
+    pure=False,
+    prefetch=_PREFETCH,
+    space="shared shared::cta",
+)
 def copy(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source, size = i.operands[:3]
     if not isinstance(size, Immediate) or int(size.value) not in (4, 8, 16):
@@ -39,7 +46,8 @@ def copy(e: Emitter, i: Instruction, m: Modifiers) -> None:
             else f"x.array({e.read(operand, 'u4')})"
         )
     e.line(
-        f"x.copy_async({to}, {to_offset}, {origin}, {origin_offset}, {int(size.value)}, {taken}, {e.mask}, {e.site})"
+        f"x.copy_async({to}, {to_offset}, {origin}, {origin_offset}, {int(size.value)},"
+        f" {taken}, {e.mask}, {e.site})"
     )
 
 

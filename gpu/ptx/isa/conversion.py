@@ -1,4 +1,7 @@
-"""cvt: between all number formats.  Source: PTX ISA 8.8, 9.7.9.21; the arithmetic is in simkit.numerics.convert."""
+"""cvt: between all number formats.
+
+Source: PTX ISA 8.8, 9.7.9.21; the arithmetic is in simkit.numerics.convert.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,16 @@ _INTEGERS = "u8 u16 u32 u64 s8 s16 s32 s64"
 _FLOATS = "f16 bf16 f32 f64"
 
 
-@ptx("cvt{.sat}.<to>.<from>", operands=2, to=_INTEGERS, **{"from": _INTEGERS})
+@ptx("cvt{.sat}.<to>.<source>", operands=2, to=_INTEGERS, source=_INTEGERS)
 def integer_to_integer(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    source, target = CODES[m["from"]], CODES[m["to"]]
+    source, target = CODES[m["source"]], CODES[m["to"]]
     value = e.read(i.operands[1], source)
     if "sat" in m:
-        e.write(i.operands[0], target, f"{e.bind(convert.int_to_int)}(x.array({value}), '{target}', True)")
+        e.write(
+            i.operands[0],
+            target,
+            f"{e.bind(convert.int_to_int)}(x.array({value}), '{target}', True)",
+        )
     else:
         e.write(i.operands[0], target, f"{value}.astype('{target}')")
 
@@ -34,31 +41,47 @@ def _float_source(e: Emitter, i: Instruction, m: Modifiers, kind: str) -> str:
     """A floating operand as float32, or float64 for f64."""
     operand = i.operands[1]
     if kind == "f16":
-        return f"{e.bind(scalar.decode_f16)}({e.read(operand, 'u2')})"
+        return f"{e.bind(formats.decode_f16)}({e.read(operand, 'u2')})"
     if kind == "bf16":
         return f"{e.bind(formats.decode_bf16)}({e.read(operand, 'u2')})"
     value = e.read(operand, CODES[kind])
     return f"{e.bind(scalar.flush)}({value})" if kind == "f32" and "ftz" in m else value
 
 
-@ptx("cvt.<round>{.ftz}{.sat}.<to>.<from>", operands=2, round="rni rzi rmi rpi", to=_INTEGERS,
-     **{"from": _FLOATS})  # fmt: skip
+@ptx("cvt.<round>{.ftz}{.sat}.<to>.<source>", operands=2, round="rni rzi rmi rpi", to=_INTEGERS,
+     source=_FLOATS)  # fmt: skip
 def float_to_integer(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    value = _float_source(e, i, m, m["from"])
+    value = _float_source(e, i, m, m["source"])
     code = CODES[m["to"]]
-    e.write(i.operands[0], code, f"{e.bind(convert.float_to_int)}({value}, '{code}', {m['round']!r})")
+    e.write(
+        i.operands[0], code, f"{e.bind(convert.float_to_int)}({value}, '{code}', {m['round']!r})"
+    )
 
 
-@ptx("cvt.<round>{.sat}.<to>.<from>", operands=2, round="rn rz rm rp", to="f32 f64", **{"from": _INTEGERS})
-@ptx("cvt.<round>{.sat}.<to>.<from>", operands=2, round="rn rz rm rp", to="f16 bf16", **{"from": _INTEGERS})
+@ptx(
+    "cvt.<round>{.sat}.<to>.<source>",
+    operands=2,
+    round="rn rz rm rp",
+    to="f32 f64",
+    source=_INTEGERS,
+)
+@ptx(
+    "cvt.<round>{.sat}.<to>.<source>",
+    operands=2,
+    round="rn rz rm rp",
+    to="f16 bf16",
+    source=_INTEGERS,
+)
 def integer_to_float(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    value = f"x.array({e.read(i.operands[1], CODES[m['from']])})"
+    value = f"x.array({e.read(i.operands[1], CODES[m['source']])})"
     if m["to"] == "bf16":
         _write_float(e, i, m, f"{e.bind(convert.int_to_bf16)}({value}, {m['round']!r})")
         return
     code = CODES[m["to"]]
     bits = ".view('u2')" if code == "f2" else ""
-    _write_float(e, i, m, f"{e.bind(convert.int_to_float)}({value}, '{code}', {m['round']!r}){bits}")
+    _write_float(
+        e, i, m, f"{e.bind(convert.int_to_float)}({value}, '{code}', {m['round']!r}){bits}"
+    )
 
 
 def _write_float(e: Emitter, i: Instruction, m: Modifiers, value: str) -> None:
@@ -86,8 +109,8 @@ def round_in_place(e: Emitter, i: Instruction, m: Modifiers) -> None:
         e.write(i.operands[0], CODES[kind], value)
 
 
-@ptx("cvt{.ftz}{.sat}.f32.<from>", operands=2, **{"from": "f16 bf16"})
-@ptx("cvt.f64.<from>", operands=2, **{"from": "f16 bf16 f32"})
+@ptx("cvt{.ftz}{.sat}.f32.<source>", operands=2, source="f16 bf16")
+@ptx("cvt.f64.<source>", operands=2, source="f16 bf16 f32")
 @ptx("cvt{.ftz}.f64.f32", operands=2)
 def widen(e: Emitter, i: Instruction, m: Modifiers) -> None:
     kind, target = i.modifiers[-1], i.modifiers[-2]
@@ -118,7 +141,9 @@ def _narrow(e: Emitter, m: Modifiers, kind: str, value: str) -> str:
     return f"{e.bind(_TO_HALF[kind])}({value}, {m['round']!r}{flags})"
 
 
-@ptx("cvt.<round>{.ftz}{.relu}{.satfinite}.<to>.f32", operands=2, round="rn rz rm rp", to="f16 bf16")
+@ptx(
+    "cvt.<round>{.ftz}{.relu}{.satfinite}.<to>.f32", operands=2, round="rn rz rm rp", to="f16 bf16"
+)
 @ptx("cvt.<round>{.relu}{.satfinite}{.ftz}.<to>.f32", operands=2, round="rn rz", to="f16 bf16")
 def f32_to_half(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(i.operands[0], "u2", _narrow(e, m, m["to"], _float_source(e, i, m, "f32")))
@@ -132,13 +157,13 @@ def f32_to_half_pair(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(i.operands[0], "u4", f"{e.bind(pack)}({low}, {high})")
 
 
-@ptx("cvt.<round>.<to>.<from>", operands=2, round="rn rz", to="f16 bf16", **{"from": "f16 bf16 f64"})
+@ptx("cvt.<round>.<to>.<source>", operands=2, round="rn rz", to="f16 bf16", source="f16 bf16 f64")
 def half_to_half(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    if m["from"] == "f64":
+    if m["source"] == "f64":
         narrow = e.bind(convert.float64_to_bf16 if m["to"] == "bf16" else convert.float64_to_f16)
         e.write(i.operands[0], "u2", f"{narrow}({e.read(i.operands[1], 'f8')}, {m['round']!r})")
         return
-    e.write(i.operands[0], "u2", _narrow(e, m, m["to"], _float_source(e, i, m, m["from"])))
+    e.write(i.operands[0], "u2", _narrow(e, m, m["to"], _float_source(e, i, m, m["source"])))
 
 
 @ptx("cvt.<round>{.satfinite}{.relu}.tf32.f32", operands=2, round="rna rn rz")
@@ -171,20 +196,27 @@ def f32_to_byte_pair(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 @ptx("cvt.rn.satfinite{.relu}.<to>.f16x2", operands=2, to="e4m3x2 e5m2x2")
 def half_pair_to_byte_pair(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    encode, decode = e.bind(_ENCODE_BYTE[m["to"]]), e.bind(scalar.decode_f16)
+    encode, decode = e.bind(_ENCODE_BYTE[m["to"]]), e.bind(formats.decode_f16)
     word = e.read(i.operands[1], "u4")
-    values = [f"{decode}({word}.astype('u2'))", f"{decode}(({word} >> {e.constant(16, 'u4')}).astype('u2'))"]
+    values = [
+        f"{decode}({word}.astype('u2'))",
+        f"{decode}(({word} >> {e.constant(16, 'u4')}).astype('u2'))",
+    ]
     if "relu" in m:
         values = [f"{e.bind(scalar.relu)}({v})" for v in values]
-    e.write(i.operands[0], "u2", f"{e.bind(pack_bytes)}({encode}({values[0]}), {encode}({values[1]}))")
+    e.write(
+        i.operands[0], "u2", f"{e.bind(pack_bytes)}({encode}({values[0]}), {encode}({values[1]}))"
+    )
 
 
-@ptx("cvt.rn{.relu}.f16x2.<from>", operands=2, **{"from": "e4m3x2 e5m2x2"})
+@ptx("cvt.rn{.relu}.f16x2.<source>", operands=2, source="e4m3x2 e5m2x2")
 def byte_pair_to_half_pair(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    decode, encode = e.bind(_DECODE_BYTE[m["from"]]), e.bind(scalar.encode_f16)
+    decode, encode = e.bind(_DECODE_BYTE[m["source"]]), e.bind(scalar.encode_f16)
     word = e.read(i.operands[1], "u2")
-    values = [f"{decode}({word}.astype('u1'))", f"{decode}(({word} >> {e.constant(8, 'u2')}).astype('u1'))"]
+    values = [
+        f"{decode}({word}.astype('u1'))",
+        f"{decode}(({word} >> {e.constant(8, 'u2')}).astype('u1'))",
+    ]
     if "relu" in m:
         values = [f"{e.bind(scalar.relu)}({v})" for v in values]
     e.write(i.operands[0], "u4", f"{e.bind(pack)}({encode}({values[0]}), {encode}({values[1]}))")
-

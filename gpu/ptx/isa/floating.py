@@ -1,7 +1,7 @@
 """Floating-point arithmetic, comparison and the approximate functions.
 
-Source: PTX ISA 8.8, 9.7.3 (f32, f64), 9.7.4 (f16, bf16) and 9.7.6 (comparison).  Arithmetic that is more than one IEEE
-operation lives in simkit.numerics, so that model and executor share it.
+Source: PTX ISA 8.8, 9.7.3 (f32, f64), 9.7.4 (f16, bf16) and 9.7.6 (comparison).  Arithmetic that is
+more than one IEEE operation lives in simkit.numerics, so that model and executor share it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.integer import write_predicates
+from gpu.ptx.isa.integer import COMBINERS, write_predicates, write_truth
 from gpu.ptx.isa.registry import ptx
 from gpu.ptx.syntax import Instruction, Pair
 from simkit.numerics import formats, minmax, scalar
@@ -21,7 +21,13 @@ Array = np.ndarray
 Modifiers = Mapping[str, str]
 
 _BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide}
-_ROUNDED = {"add": scalar.add, "sub": scalar.subtract, "mul": scalar.multiply, "fma": scalar.fma, "mad": scalar.fma}
+_ROUNDED = {
+    "add": scalar.add,
+    "sub": scalar.subtract,
+    "mul": scalar.multiply,
+    "fma": scalar.fma,
+    "mad": scalar.fma,
+}
 
 
 def _inputs(e: Emitter, i: Instruction, m: Modifiers, first: int = 1, count: int = 2) -> list[str]:
@@ -41,8 +47,13 @@ def _finish(e: Emitter, i: Instruction, m: Modifiers, value: str) -> None:
     e.write(i.operands[0], "f4", value)
 
 
-@ptx("add{.<round>}{.ftz}{.sat}.f32", "sub{.<round>}{.ftz}{.sat}.f32", "mul{.<round>}{.ftz}{.sat}.f32",
-     operands=3, round="rn rz rm rp")  # fmt: skip
+@ptx(
+    "add{.<round>}{.ftz}{.sat}.f32",
+    "sub{.<round>}{.ftz}{.sat}.f32",
+    "mul{.<round>}{.ftz}{.sat}.f32",
+    operands=3,
+    round="rn rz rm rp",
+)
 def f32_arithmetic(e: Emitter, i: Instruction, m: Modifiers) -> None:
     a, b = _inputs(e, i, m)
     mode = m.get("round", "rn")
@@ -79,7 +90,9 @@ def f32_divide(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 
 def divide_approximately(a: Array, b: Array) -> Array:
-    """div.approx: the quotient, but 0 for divisors from 2**126 up, where the hardware's reciprocal underflows."""
+    """div.approx: the quotient, but 0 for divisors from 2**126 up, where the hardware's reciprocal
+    underflows.
+    """
     quotient = np.true_divide(a, b)
     magnitude = np.abs(b)
     big = (magnitude >= np.float32(2.0**126)) & (magnitude < np.inf) & np.isfinite(a)
@@ -93,11 +106,25 @@ def f32_sign(e: Emitter, i: Instruction, m: Modifiers) -> None:
     # Bit operations, as the hardware does: a NaN keeps its payload.
     a = _inputs(e, i, m, count=1)[0]
     if "ftz" in m:
-        e.write(i.operands[0], "f4", f"{e.bind(np.absolute if i.opcode == 'abs' else np.negative)}({a})")
+        e.write(
+            i.operands[0], "f4", f"{e.bind(np.absolute if i.opcode == 'abs' else np.negative)}({a})"
+        )
     elif i.opcode == "abs":
-        e.apply(np.bitwise_and, i.operands[0], "u4", e.read(i.operands[1], "u4"), e.constant(0x7FFFFFFF, "u4"))
+        e.apply(
+            np.bitwise_and,
+            i.operands[0],
+            "u4",
+            e.read(i.operands[1], "u4"),
+            e.constant(0x7FFFFFFF, "u4"),
+        )
     else:
-        e.apply(np.bitwise_xor, i.operands[0], "u4", e.read(i.operands[1], "u4"), e.constant(1 << 31, "u4"))
+        e.apply(
+            np.bitwise_xor,
+            i.operands[0],
+            "u4",
+            e.read(i.operands[1], "u4"),
+            e.constant(1 << 31, "u4"),
+        )
 
 
 @ptx("min{.ftz}{.NaN}{.xorsign}.f32", "max{.ftz}{.NaN}{.xorsign}.f32", operands=(3, 4))
@@ -142,16 +169,27 @@ def hyperbolic_tangent(a: Array) -> Array:
     return np.tanh(a.astype(np.float64)).astype(np.float32)
 
 
-# Approximate instructions give the correctly rounded value, which is inside every bound the ISA states.
+# Approximate instructions give the correctly rounded value, which is inside every bound the ISA
+# states.
 _UNARY = {
     "ex2": exp2_rounded, "lg2": log2_rounded, "rcp": reciprocal, "rsqrt": reciprocal_sqrt,
     "sqrt": np.sqrt, "sin": sine, "cos": cosine, "tanh": hyperbolic_tangent,
 }  # fmt: skip
 
 
-@ptx("ex2.approx{.ftz}.f32", "lg2.approx{.ftz}.f32", "rcp.approx{.ftz}.f32", "rsqrt.approx{.ftz}.f32",
-     "sqrt.approx{.ftz}.f32", "sin.approx{.ftz}.f32", "cos.approx{.ftz}.f32", "tanh.approx.f32",
-     "rcp.rn{.ftz}.f32", "sqrt.rn{.ftz}.f32", operands=2)  # fmt: skip
+@ptx(
+    "ex2.approx{.ftz}.f32",
+    "lg2.approx{.ftz}.f32",
+    "rcp.approx{.ftz}.f32",
+    "rsqrt.approx{.ftz}.f32",
+    "sqrt.approx{.ftz}.f32",
+    "sin.approx{.ftz}.f32",
+    "cos.approx{.ftz}.f32",
+    "tanh.approx.f32",
+    "rcp.rn{.ftz}.f32",
+    "sqrt.rn{.ftz}.f32",
+    operands=2,
+)
 def f32_function(e: Emitter, i: Instruction, m: Modifiers) -> None:
     value = f"{e.bind(_UNARY[i.opcode])}({_inputs(e, i, m, count=1)[0]})"
     _finish(e, i, m, value)
@@ -173,7 +211,11 @@ def f32_copysign(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(d, "f4", f"{e.bind(np.copysign)}({e.read(b, 'f4')}, {e.read(a, 'f4')})")
 
 
-@ptx("testp.<property>.f32", operands=2, property="finite infinite number notanumber normal subnormal")
+@ptx(
+    "testp.<property>.f32",
+    operands=2,
+    property="finite infinite number notanumber normal subnormal",
+)
 def f32_property(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function = e.bind(scalar.PROPERTIES[m["property"]])
     e.write(i.operands[0], "b1", f"{function}({e.read(i.operands[1], 'f4')})")
@@ -211,14 +253,15 @@ def f64_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(i.operands[0], "f8", f"{e.bind(scalar.fma_f64)}({a}, {b}, {c})")
 
 
-# f16 and bf16, single and packed: computed in float32 (exact enough that the second rounding is innocuous: 24 bits are
-# more than 2 p + 2 for p = 11 and p = 8), except fma, which simkit.numerics rounds once.
+# f16 and bf16, single and packed: computed in float32 (exact enough that the second rounding is
+# innocuous: 24 bits are more than 2 p + 2 for p = 11 and p = 8), except fma, which simkit.numerics
+# rounds once.
 
 _HALF = "f16 f16x2 bf16 bf16x2"
 
 
 def _decoder(kind: str) -> object:
-    return scalar.decode_f16 if kind == "f16" else formats.decode_bf16
+    return formats.decode_f16 if kind == "f16" else formats.decode_bf16
 
 
 def _encoder(kind: str) -> object:
@@ -226,7 +269,9 @@ def _encoder(kind: str) -> object:
 
 
 def _half_lanes(e: Emitter, i: Instruction, kind: str, operands: slice) -> list[list[str]]:
-    """The operands of a half-precision instruction as float32 expressions, one list per packed element."""
+    """The operands of a half-precision instruction as float32 expressions, one list per packed
+    element.
+    """
     packed = kind.endswith("x2")
     decode = e.bind(_decoder(kind.removesuffix("x2")))
     if not packed:
@@ -243,7 +288,9 @@ def _half_result(e: Emitter, i: Instruction, kind: str, values: list[str]) -> No
     if len(values) == 1:
         e.write(i.operands[0], "u2", f"{encode}({values[0]})")
     else:
-        e.write(i.operands[0], "u4", f"{e.bind(pack)}({encode}({values[0]}), {encode}({values[1]}))")
+        e.write(
+            i.operands[0], "u4", f"{e.bind(pack)}({encode}({values[0]}), {encode}({values[1]}))"
+        )
 
 
 def pack(low: Array, high: Array) -> Array:
@@ -327,7 +374,14 @@ def half_function(e: Emitter, i: Instruction, m: Modifiers) -> None:
 # Comparison
 
 
-_ORDERED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}  # fmt: skip
+_ORDERED = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
 _UNORDERED = {f"{name}u": name for name in _ORDERED}
 _COMPARE = " ".join([*_ORDERED, *_UNORDERED, "num", "nan"])
 
@@ -346,7 +400,13 @@ def _comparison(e: Emitter, name: str, a: str, b: str) -> str:
         return f"{e.bind(np.not_equal)}({a}, {b})"
     if name in _ORDERED:
         return f"{e.bind(_ORDERED[name])}({a}, {b})"
-    opposite = {"equ": None, "ltu": np.greater_equal, "leu": np.greater, "gtu": np.less_equal, "geu": np.less}[name]
+    opposite = {
+        "equ": None,
+        "ltu": np.greater_equal,
+        "leu": np.greater,
+        "gtu": np.less_equal,
+        "geu": np.less,
+    }[name]
     if opposite is None:
         return f"~({e.bind(np.less)}({a}, {b}) | {e.bind(np.greater)}({a}, {b}))"
     return f"~{e.bind(opposite)}({a}, {b})"
@@ -368,7 +428,13 @@ def _compared(e: Emitter, i: Instruction, m: Modifiers) -> tuple[str, str]:
 
 
 @ptx("setp.<compare>{.ftz}.<type>", operands=3, compare=_COMPARE, type=_FLOATS)
-@ptx("setp.<compare>.<combine>{.ftz}.<type>", operands=4, compare=_COMPARE, combine="and or xor", type=_FLOATS)
+@ptx(
+    "setp.<compare>.<combine>{.ftz}.<type>",
+    operands=4,
+    compare=_COMPARE,
+    combine="and or xor",
+    type=_FLOATS,
+)
 def set_predicate(e: Emitter, i: Instruction, m: Modifiers) -> None:
     value = _comparison(e, m["compare"], *_compared(e, i, m))
     if isinstance(i.operands[0], Pair):
@@ -390,10 +456,9 @@ def set_predicate_packed(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(d.second, "b1", high)
 
 
-@ptx("set.<compare>{.ftz}.<result>.<type>", operands=3, compare=_COMPARE, result="u32 s32 f32", type=_FLOATS)
+@ptx("set.<compare>{.ftz}.<result>.<type>", operands=3, compare=_COMPARE, result="u32 s32 f32",
+     type=_FLOATS)  # fmt: skip
+@ptx("set.<compare>.<combine>{.ftz}.<result>.<type>", operands=4, compare=_COMPARE,
+     combine=" ".join(COMBINERS), result="u32 s32 f32", type=_FLOATS)  # fmt: skip
 def set_value(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    value = _comparison(e, m["compare"], *_compared(e, i, m))
-    true = e.constant(0x3F800000 if m["result"] == "f32" else 0xFFFFFFFF, "u4")
-    e.write(i.operands[0], "u4", f"{e.bind(np.where)}({value}, {true}, {e.constant(0, 'u4')})")
-
-
+    write_truth(e, i, m, f"({_comparison(e, m['compare'], *_compared(e, i, m))})")

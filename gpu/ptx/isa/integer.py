@@ -1,4 +1,7 @@
-"""Integer arithmetic, logic, shifts, bit fields and comparisons.  Source: PTX ISA 8.8, 9.7.1, 9.7.2, 9.7.6-9.7.8."""
+"""Integer arithmetic, logic, shifts, bit fields and comparisons.
+
+Source: PTX ISA 8.8, 9.7.1, 9.7.2, 9.7.6-9.7.8.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,13 @@ def arithmetic(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def clamped(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function = e.bind(np.minimum if i.opcode == "min" else np.maximum)
     d, a, b = i.operands
-    e.apply(np.maximum, d, "i4", f"{function}({e.read(a, 'i4')}, {e.read(b, 'i4')})", e.constant(0, "i4"))
+    e.apply(
+        np.maximum,
+        d,
+        "i4",
+        f"{function}({e.read(a, 'i4')}, {e.read(b, 'i4')})",
+        e.constant(0, "i4"),
+    )
 
 
 def add_saturating(a: Array, b: Array) -> Array:
@@ -89,7 +98,9 @@ def multiply(e: Emitter, i: Instruction, m: Modifiers) -> None:
         e.write(d, code, f"{e.bind(multiply_high)}({e.read(a, code)}, {e.read(b, code)})")
     else:
         wide = _wide(code)
-        e.apply(np.multiply, d, wide, f"{e.read(a, code)}.astype('{wide}')", _widened(e, b, code, wide))
+        e.apply(
+            np.multiply, d, wide, f"{e.read(a, code)}.astype('{wide}')", _widened(e, b, code, wide)
+        )
 
 
 def _low24(e: Emitter, operand: object, code: str) -> str:
@@ -116,7 +127,9 @@ def multiply_add(e: Emitter, i: Instruction, m: Modifiers) -> None:
     part = m.get("part", "lo")
     times = e.bind(np.multiply)
     if i.opcode == "mad24":
-        e.apply(np.add, d, code, f"{times}({_low24(e, a, code)}, {_low24(e, b, code)})", e.read(c, code))
+        e.apply(
+            np.add, d, code, f"{times}({_low24(e, a, code)}, {_low24(e, b, code)})", e.read(c, code)
+        )
     elif part == "lo":
         e.apply(np.add, d, code, f"{times}({e.read(a, code)}, {e.read(b, code)})", e.read(c, code))
     elif part == "hi":
@@ -201,7 +214,8 @@ def three_input_logic(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error("lop3 needs a constant table")
     e.write(
         d, "u4",
-        f"{e.bind(lop3)}({e.read(a, 'u4')}, {e.read(b, 'u4')}, {e.read(c, 'u4')}, {int(table.value) & 0xFF})",
+        f"{e.bind(lop3)}({e.read(a, 'u4')}, {e.read(b, 'u4')}, {e.read(c, 'u4')},"
+        f" {int(table.value) & 0xFF})",
     )  # fmt: skip
 
 
@@ -249,7 +263,9 @@ def funnel_shift(low: Array, high: Array, amount: Array, is_left: bool, is_clamp
 def funnel(e: Emitter, i: Instruction, m: Modifiers) -> None:
     d, a, b, c = i.operands
     arguments = ", ".join(f"x.array({e.read(o, 'u4')})" for o in (a, b, c))
-    e.write(d, "u4", f"{e.bind(funnel_shift)}({arguments}, {m['side'] == 'l'}, {m['mode'] == 'clamp'})")
+    e.write(
+        d, "u4", f"{e.bind(funnel_shift)}({arguments}, {m['side'] == 'l'}, {m['mode'] == 'clamp'})"
+    )
 
 
 def popcount(a: Array) -> Array:
@@ -277,7 +293,9 @@ def count_bits(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 
 def find_leading(a: Array, is_shift: bool) -> Array:
-    """Position of the most significant bit that differs from the sign; 0xFFFFFFFF if there is none."""
+    """Position of the most significant bit that differs from the sign; 0xFFFFFFFF if there is
+    none.
+    """
     bits = 8 * a.dtype.itemsize
     unsigned = np.dtype(f"u{a.dtype.itemsize}")
     pattern = np.where(a < 0, ~a, a).view(unsigned) if a.dtype.kind == "i" else a
@@ -319,14 +337,20 @@ def extract_field(a: Array, position: Array, length: Array) -> Array:
     position = (position & np.uint32(0xFF)).astype(np.int64)
     length = (length & np.uint32(0xFF)).astype(np.int64)
     word = a.view(unsigned)
-    shifted = np.where(position < bits, word >> np.minimum(position, bits - 1).astype(unsigned), unsigned(0))
+    shifted = np.where(
+        position < bits, word >> np.minimum(position, bits - 1).astype(unsigned), unsigned(0)
+    )
     keep = np.where(
-        length >= bits, ~unsigned(0), (unsigned(1) << np.minimum(length, bits - 1).astype(unsigned)) - unsigned(1)
+        length >= bits,
+        ~unsigned(0),
+        (unsigned(1) << np.minimum(length, bits - 1).astype(unsigned)) - unsigned(1),
     )
     field = shifted & keep
     if a.dtype.kind == "i":
         top = np.minimum(position + length - 1, bits - 1)
-        is_set = (word >> np.maximum(top, 0).astype(unsigned) & unsigned(1)).astype(bool) & (length > 0)
+        is_set = (word >> np.maximum(top, 0).astype(unsigned) & unsigned(1)).astype(bool) & (
+            length > 0
+        )
         available = np.clip(bits - position, 0, length)
         sign_keep = np.where(
             available >= bits, ~unsigned(0),
@@ -342,7 +366,8 @@ def bit_field_extract(e: Emitter, i: Instruction, m: Modifiers) -> None:
     d, a, b, c = i.operands
     e.write(
         d, code,
-        f"{e.bind(extract_field)}(x.array({e.read(a, code)}), x.array({e.read(b, 'u4')}), x.array({e.read(c, 'u4')}))",
+        f"{e.bind(extract_field)}(x.array({e.read(a, code)}), x.array({e.read(b, 'u4')}),"
+        f" x.array({e.read(c, 'u4')}))",
     )  # fmt: skip
 
 
@@ -352,7 +377,9 @@ def insert_field(field: Array, base: Array, position: Array, length: Array) -> A
     kind = base.dtype.type
     position = (position & np.uint32(0xFF)).astype(np.int64)
     length = (length & np.uint32(0xFF)).astype(np.int64)
-    ones = np.where(length >= bits, ~kind(0), (kind(1) << np.minimum(length, bits - 1).astype(kind)) - kind(1))
+    ones = np.where(
+        length >= bits, ~kind(0), (kind(1) << np.minimum(length, bits - 1).astype(kind)) - kind(1)
+    )
     amount = np.minimum(position, bits - 1).astype(kind)
     inside = position < bits
     mask = np.where(inside, ones << amount, kind(0))
@@ -382,17 +409,22 @@ def bit_mask(e: Emitter, i: Instruction, m: Modifiers) -> None:
     d, a, b = i.operands
     e.write(
         d, "u4",
-        f"{e.bind(mask_field)}(x.array({e.read(a, 'u4')}), x.array({e.read(b, 'u4')}), {m['mode'] == 'clamp'})",
+        f"{e.bind(mask_field)}(x.array({e.read(a, 'u4')}), x.array({e.read(b, 'u4')}),"
+        f" {m['mode'] == 'clamp'})",
     )  # fmt: skip
 
 
 def permute_bytes(a: Array, b: Array, selector: Array) -> Array:
-    """Each nibble of the selector picks one of the eight bytes of b:a; its top bit replicates the byte's sign."""
+    """Each nibble of the selector picks one of the eight bytes of b:a; its top bit replicates the
+    byte's sign.
+    """
     word = b.astype(np.uint64) << np.uint64(32) | a.astype(np.uint64)
     result = np.zeros(np.broadcast(word, selector).shape, np.uint32)
     for place in range(4):
         nibble = selector >> np.uint32(4 * place)
-        byte = (word >> ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)).astype(np.uint32)
+        byte = (word >> ((nibble & np.uint32(7)) * np.uint32(8)).astype(np.uint64)).astype(
+            np.uint32
+        )
         byte = byte & np.uint32(0xFF)
         replicated = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
         byte = np.where(nibble & np.uint32(8), replicated, byte)
@@ -479,14 +511,24 @@ def byte_dot_product(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 
 _COMPARISONS = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
-}  # fmt: skip
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
 COMBINERS = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
 def write_predicates(e: Emitter, i: Instruction, m: Modifiers, value: str) -> None:
-    """Stores a comparison into ``p`` or ``p|q``, combined with a third predicate if there is one."""
+    """Stores a comparison into ``p`` or ``p|q``, combined with a third predicate if there is
+    one.
+    """
     d = i.operands[0]
     bound = e.bind(COMBINERS[m["combine"]]) if "combine" in m else ""
     third = e.read(i.operands[3], "b1") if bound else ""
@@ -515,14 +557,22 @@ def set_predicate(e: Emitter, i: Instruction, m: Modifiers) -> None:
         e.apply(function, i.operands[0], "b1", a, b)
 
 
+def write_truth(e: Emitter, i: Instruction, m: Modifiers, value: str) -> None:
+    """Stores a comparison, combined with a predicate if there is one, as all ones or as 1.0f."""
+    if "combine" in m:
+        value = f"{e.bind(COMBINERS[m['combine']])}({value}, {e.read(i.operands[3], 'b1')})"
+    true = e.constant(0x3F800000 if m["result"] == "f32" else 0xFFFFFFFF, "u4")
+    e.write(i.operands[0], "u4", f"{e.bind(np.where)}({value}, {true}, {e.constant(0, 'u4')})")
+
+
 @ptx("set.<compare>.<result>.<type>", operands=3, compare=" ".join(_COMPARISONS),
      result="u32 s32 f32", type=f"{_INT} {_BITS}")  # fmt: skip
+@ptx("set.<compare>.<combine>.<result>.<type>", operands=4, compare=" ".join(_COMPARISONS),
+     combine=" ".join(COMBINERS), result="u32 s32 f32", type=f"{_INT} {_BITS}")  # fmt: skip
 def set_value(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = CODES[m["type"]]
     a, b = (e.read(o, code) for o in i.operands[1:3])
-    true = e.constant(0x3F800000 if m["result"] == "f32" else 0xFFFFFFFF, "u4")
-    e.write(i.operands[0], "u4",
-            f"{e.bind(np.where)}({e.bind(_COMPARISONS[m['compare']])}({a}, {b}), {true}, {e.constant(0, 'u4')})")  # fmt: skip
+    write_truth(e, i, m, f"{e.bind(_COMPARISONS[m['compare']])}({a}, {b})")
 
 
 @ptx("selp.<type>", operands=4, type=f"{_BITS} {_INT} f32 f64")

@@ -1,4 +1,7 @@
-"""Loads, stores, atomics and cache hints.  Source: PTX ISA 8.8, 9.7.9.8-9.7.9.24 and 9.7.13.15 (atom, red)."""
+"""Loads, stores, atomics and cache hints.
+
+Source: PTX ISA 8.8, 9.7.9.8-9.7.9.24 and 9.7.13.15 (atom, red).
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,24 @@ _LOAD = "{.<space>}{.<cache>}{.<l1>}{.<l2>}{.L2::cache_hint}{.<prefetch>}{.<vect
 
 
 @ptx(
-    f"ld{{.weak}}{_LOAD}", f"ld.volatile{_LOAD}", f"ld.<ordering>.<scope>{_LOAD}", f"ld.relaxed.mmio.sys{_LOAD}",
+    f"ld{{.weak}}{_LOAD}",
+    f"ld.volatile{_LOAD}",
+    f"ld.<ordering>.<scope>{_LOAD}",
+    f"ld.relaxed.mmio.sys{_LOAD}",
     "ld{.<space>}{.<cache>}.nc{.<l1>}{.<l2>}{.L2::cache_hint}{.<prefetch>}{.<vector>}.<type>",
     "ldu{.<space>}{.<vector>}.<type>",
-    operands=(2, 3), pure=False, ordering="relaxed acquire", scope=_SCOPES, space=_SPACES, cache=_CACHE,
-    l1=_L1, l2=_L2_EVICT, prefetch=_PREFETCH, vector="v2 v4 v8", type=_TYPES,
-)  # fmt: skip
+    operands=(2, 3),
+    pure=False,
+    ordering="relaxed acquire",
+    scope=_SCOPES,
+    space=_SPACES,
+    cache=_CACHE,
+    l1=_L1,
+    l2=_L2_EVICT,
+    prefetch=_PREFETCH,
+    vector="v2 v4 v8",
+    type=_TYPES,
+)
 def load(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source = i.operands[:2]
     size, count = SIZES[m["type"]], _width(m)
@@ -70,11 +85,22 @@ _STORE = "{.<space>}{.<cache>}{.<l1>}{.<l2>}{.L2::cache_hint}{.<vector>}.<type>"
 
 
 @ptx(
-    f"st{{.weak}}{_STORE}", f"st.volatile{_STORE}", f"st.<ordering>.<scope>{_STORE}", f"st.relaxed.mmio.sys{_STORE}",
-    operands=(2, 3), results=0, pure=False, ordering="relaxed release", scope=_SCOPES,
-    space="global shared shared::cta shared::cluster local", cache=_CACHE, l1=_L1, l2=_L2_EVICT,
-    vector="v2 v4 v8", type=_TYPES,
-)  # fmt: skip
+    f"st{{.weak}}{_STORE}",
+    f"st.volatile{_STORE}",
+    f"st.<ordering>.<scope>{_STORE}",
+    f"st.relaxed.mmio.sys{_STORE}",
+    operands=(2, 3),
+    results=0,
+    pure=False,
+    ordering="relaxed release",
+    scope=_SCOPES,
+    space="global shared shared::cta shared::cluster local",
+    cache=_CACHE,
+    l1=_L1,
+    l2=_L2_EVICT,
+    vector="v2 v4 v8",
+    type=_TYPES,
+)
 def store(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source = i.operands[:2]
     size, count = SIZES[m["type"]], _width(m)
@@ -100,14 +126,18 @@ def _exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 _ATOMICS = {
-    "add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "exch": _exchange,
-    "inc": _wrap_increment, "dec": _wrap_decrement, "min": np.minimum, "max": np.maximum,
-}  # fmt: skip
-_ATOMIC_CHOICES = {
-    "ordering": _ORDERINGS, "scope": _SCOPES,
-    "space": "global shared shared::cta shared::cluster",
-    "type": "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16",
-}  # fmt: skip
+    "add": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exch": _exchange,
+    "inc": _wrap_increment,
+    "dec": _wrap_decrement,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+_ATOMIC_SPACES = "global shared shared::cta shared::cluster"
+_ATOMIC_TYPES = "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16"
 _ATOMIC_HEAD = "{.<ordering>}{.<scope>}{.<space>}"
 
 
@@ -119,47 +149,85 @@ def _atomic_function(e: Emitter, m: Modifiers) -> str:
     return e.bind(_ATOMICS[m["operation"]])
 
 
-@ptx(f"atom{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>", operands=(3, 4), pure=False,
-     operation=" ".join(_ATOMICS), **_ATOMIC_CHOICES)  # fmt: skip
+@ptx(
+    f"atom{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>",
+    operands=(3, 4),
+    pure=False,
+    operation=" ".join(_ATOMICS),
+    ordering=_ORDERINGS,
+    scope=_SCOPES,
+    space=_ATOMIC_SPACES,
+    type=_ATOMIC_TYPES,
+)
 def atomic(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = CODES[m["type"]]
     function = _atomic_function(e, m)
     base, offset = e.address(i.operands[1])
     value = e.read(i.operands[2], code)
     e.write(
-        i.operands[0], code,
-        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None, {e.mask}, {e.site})",
-    )  # fmt: skip
+        i.operands[0],
+        code,
+        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None,"
+        f" {e.mask}, {e.site})",
+    )
 
 
-@ptx(f"atom{_ATOMIC_HEAD}.cas{{.L2::cache_hint}}.<type>", operands=(4, 5), pure=False,
-     **{**_ATOMIC_CHOICES, "type": "b16 b32 b64 u32 u64 s32 s64"})  # fmt: skip
+@ptx(
+    f"atom{_ATOMIC_HEAD}.cas{{.L2::cache_hint}}.<type>",
+    operands=(4, 5),
+    pure=False,
+    ordering=_ORDERINGS,
+    scope=_SCOPES,
+    space=_ATOMIC_SPACES,
+    type="b16 b32 b64 u32 u64 s32 s64",
+)
 def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = f"u{SIZES[m['type']]}"
     base, offset = e.address(i.operands[1])
     compare, value = (f"x.array({e.read(o, code)})" for o in i.operands[2:4])
     function = e.bind(_exchange)
     e.write(
-        i.operands[0], code,
-        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, {value}, {compare}, {e.mask}, {e.site})",
-    )  # fmt: skip
+        i.operands[0],
+        code,
+        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, {value}, {compare}, {e.mask},"
+        f" {e.site})",
+    )
 
 
-@ptx(f"red{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>", operands=(2, 3), results=0, pure=False,
-     operation=" ".join(_ATOMICS), **_ATOMIC_CHOICES)  # fmt: skip
+@ptx(
+    f"red{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>",
+    operands=(2, 3),
+    results=0,
+    pure=False,
+    operation=" ".join(_ATOMICS),
+    ordering=_ORDERINGS,
+    scope=_SCOPES,
+    space=_ATOMIC_SPACES,
+    type=_ATOMIC_TYPES,
+)
 def reduction(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = CODES[m["type"]]
     function = _atomic_function(e, m)
     base, offset = e.address(i.operands[0])
     value = e.read(i.operands[1], code)
-    e.line(f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None, {e.mask}, {e.site})")
+    e.line(
+        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None,"
+        f" {e.mask}, {e.site})"
+    )
 
 
 @ptx(
-    "prefetch{.<space>}.<level>", "prefetchu.L1", "prefetch.global.<eviction>", "discard{.global}.L2",
+    "prefetch{.<space>}.<level>",
+    "prefetchu.L1",
+    "prefetch.global.<eviction>",
+    "discard{.global}.L2",
     "applypriority{.global}.L2::evict_normal",
-    operands=(1, 2), results=0, pure=False, space="global local", level="L1 L2",
+    operands=(1, 2),
+    results=0,
+    pure=False,
+    space="global local",
+    level="L1 L2",
     eviction="L2::evict_last L2::evict_normal",
-)  # fmt: skip
+)
 def prefetch(e: Emitter, i: Instruction, m: Modifiers) -> None:
     """Hints to the caches: nothing happens that a program can see."""

@@ -1,4 +1,7 @@
-"""Moves: registers, addresses, packing and unpacking, state-space conversions.  Source: PTX ISA 8.8, 9.7.9."""
+"""Moves: registers, addresses, packing and unpacking, state-space conversions.
+
+Source: PTX ISA 8.8, 9.7.9.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ Array = np.ndarray
 Modifiers = Mapping[str, str]
 
 
-@ptx("mov.<type>", operands=2, type="pred b16 b32 b64 u16 u32 u64 s16 s32 s64 f16 bf16 f32 f64 f16x2 bf16x2 b128")
+@ptx(
+    "mov.<type>",
+    operands=2,
+    type="pred b16 b32 b64 u16 u32 u64 s16 s32 s64 f16 bf16 f32 f64 f16x2 bf16x2 b128",
+)
 def move(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source = i.operands
     if isinstance(source, Vector):
@@ -68,16 +75,25 @@ def _unpack(e: Emitter, target: Vector, source: object) -> None:
     places = []
     for place, element in enumerate(target.elements):
         if not isinstance(element, Sink):
-            shifted = value if place == 0 else f"({value} >> {e.constant(8 * code_size(part) * place, code)})"
+            shifted = (
+                value
+                if place == 0
+                else f"({value} >> {e.constant(8 * code_size(part) * place, code)})"
+            )
             places.append((element, e.fresh(f"{shifted}.astype('{part}')")))
     for element, name in places:
         e.write(element, part, name)
 
 
 _WINDOWS = {
-    "global": 0, "const": 0, "param": spaces.PARAMETER_WINDOW, "local": spaces.LOCAL_WINDOW,
-    "shared": spaces.SHARED_WINDOW, "shared::cta": spaces.SHARED_WINDOW, "shared::cluster": spaces.SHARED_WINDOW,
-}  # fmt: skip
+    "global": 0,
+    "const": 0,
+    "param": spaces.PARAMETER_WINDOW,
+    "local": spaces.LOCAL_WINDOW,
+    "shared": spaces.SHARED_WINDOW,
+    "shared::cta": spaces.SHARED_WINDOW,
+    "shared::cluster": spaces.SHARED_WINDOW,
+}
 
 
 @ptx("cvta.<space>.u64", operands=2, space=" ".join(_WINDOWS))
@@ -97,5 +113,3 @@ def convert_address(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def is_in_space(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function = e.bind(spaces.is_in_space)
     e.write(i.operands[0], "b1", f"{function}({e.read(i.operands[1], 'u8')}, {m['space']!r})")
-
-

@@ -1,8 +1,9 @@
-"""The instruction table: which PTX instructions the executor knows, by pattern, and what translates each.
+"""The instruction table: which PTX instructions the executor knows, by pattern, and what translates
+each.
 
-A pattern is written the way the PTX ISA writes syntax: ``fma.<rnd>{.ftz}{.sat}.f32``.  ``<name>`` stands for one
-of the choices given for that name, braces for what may be left out.  A translator turns one instruction into lines of
-NumPy code (emit.py).
+A pattern is written the way the PTX ISA writes syntax: ``fma.<rnd>{.ftz}{.sat}.f32``.  ``<name>``
+stands for one of the choices given for that name, braces for what may be left out.  A translator
+turns one instruction into lines of NumPy code (emit.py).
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Slot:
 class Form:
     """One syntactic form of an opcode.
 
-    ``results`` operands come first and are written; ``reads_results`` says that they are read too; ``pure`` that the
-    instruction does nothing but write its results, so that it may be dropped when nobody reads them; ``ends_block``
-    that the warp may have to wait there.
+    ``results`` operands come first and are written; ``reads_results`` says that they are read too;
+    ``pure`` that the instruction does nothing but write its results, so that it may be dropped when
+    nobody reads them; ``ends_block`` that the warp may have to wait there.
     """
 
     pattern: str
@@ -50,7 +51,9 @@ class Form:
     ends_block: bool = False
 
     def match(self, modifiers: tuple[str, ...]) -> dict[str, str] | None:
-        """The modifiers by slot name (absent optional ones left out), or None if they do not fit."""
+        """The modifiers by slot name (absent optional ones left out), or None if they do not
+        fit.
+        """
         found: dict[str, str] = {}
         index = 0
         for slot in self.slots:
@@ -88,7 +91,9 @@ def ptx(
     ends_block: bool = False,
     **choices: str,
 ) -> Callable[[Translator], Translator]:
-    """Registers a translator for instruction patterns; ``choices`` gives each ``<name>`` its words."""
+    """Registers a translator for instruction patterns; ``choices`` gives each ``<name>`` its
+    words.
+    """
 
     def register(translator: Translator) -> Translator:
         for pattern in patterns:

@@ -1,4 +1,7 @@
-"""Barriers, fences, traps and what waits.  Source: PTX ISA 8.8, 9.7.13 and 9.7.19 (trap, brkpt, nanosleep)."""
+"""Barriers, fences, traps and what waits.
+
+Source: PTX ISA 8.8, 9.7.13 and 9.7.19 (trap, brkpt, nanosleep).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,14 @@ def _count(e: Emitter, operand: Operand) -> str:
     return f"x.uniform({e.read(operand, 'u4')}, m, {e.site})"
 
 
-@ptx("bar{.cta}.sync", "barrier{.cta}.sync{.aligned}", operands=(1, 2), results=0, pure=False, ends_block=True)
+@ptx(
+    "bar{.cta}.sync",
+    "barrier{.cta}.sync{.aligned}",
+    operands=(1, 2),
+    results=0,
+    pure=False,
+    ends_block=True,
+)
 def barrier_wait(e: Emitter, i: Instruction, m: Modifiers) -> None:
     number = _count(e, i.operands[0])
     threads = _count(e, i.operands[1]) if len(i.operands) == 2 else "0"
@@ -32,9 +42,21 @@ def barrier_arrive(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.line(f"x.barrier_arrive({number}, {threads}, {e.mask}, {e.site})")
 
 
-@ptx("bar{.cta}.red.popc.u32", "barrier{.cta}.red.popc{.aligned}.u32", operands=(3, 4), pure=False, ends_block=True)
-@ptx("bar{.cta}.red.<operation>.pred", "barrier{.cta}.red.<operation>{.aligned}.pred", operands=(3, 4), pure=False,
-     ends_block=True, operation="and or")  # fmt: skip
+@ptx(
+    "bar{.cta}.red.popc.u32",
+    "barrier{.cta}.red.popc{.aligned}.u32",
+    operands=(3, 4),
+    pure=False,
+    ends_block=True,
+)
+@ptx(
+    "bar{.cta}.red.<operation>.pred",
+    "barrier{.cta}.red.<operation>{.aligned}.pred",
+    operands=(3, 4),
+    pure=False,
+    ends_block=True,
+    operation="and or",
+)
 def barrier_reduce(e: Emitter, i: Instruction, m: Modifiers) -> None:
     number = _count(e, i.operands[1])
     threads = _count(e, i.operands[2]) if len(i.operands) == 4 else "0"
@@ -45,7 +67,8 @@ def barrier_reduce(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error("bar.red needs a destination register")
     # The result exists only when the barrier completes: the scheduler writes it then.
     e.line(
-        f"return x.barrier({number}, {threads}, True, {e.site}, {operation!r}, x.array({predicate}), {target.name!r})"
+        f"return x.barrier({number}, {threads}, True, {e.site}, {operation!r},"
+        f" x.array({predicate}), {target.name!r})"
     )
 
 
@@ -75,7 +98,12 @@ def nothing(e: Emitter, i: Instruction, m: Modifiers) -> None:
 @ptx("$printf", operands=3, pure=False)
 def printf(e: Emitter, i: Instruction, m: Modifiers) -> None:
     result, text, values = i.operands
-    e.write(result, "u4", f"x.printf(x.array({e.read(text, 'u8')}), x.array({e.read(values, 'u8')}), {e.mask}, {e.site})")
+    e.write(
+        result,
+        "u4",
+        f"x.printf(x.array({e.read(text, 'u8')}), x.array({e.read(values, 'u8')}), {e.mask},"
+        f" {e.site})",
+    )
 
 
 @ptx("$assertfail", operands=5, results=0, pure=False)

@@ -42,12 +42,22 @@ def _matrix(e: Emitter, operand: Operand, count: int, function: object, *extra: 
     return value
 
 
-@ptx("mma.sync.aligned.<shape>.row.col.f32.<a>.<b>.f32", operands=4, pure=False,
-     shape="m16n8k4 m16n8k8 m16n8k16 m16n8k32", a="bf16 f16 tf32 e4m3 e5m2", b="bf16 f16 tf32 e4m3 e5m2")  # fmt: skip
+@ptx(
+    "mma.sync.aligned.<shape>.row.col.f32.<a>.<b>.f32",
+    operands=4,
+    pure=False,
+    shape="m16n8k4 m16n8k8 m16n8k16 m16n8k32",
+    a="bf16 f16 tf32 e4m3 e5m2",
+    b="bf16 f16 tf32 e4m3 e5m2",
+)
 def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
     counts = _REGISTERS.get((m["shape"], m["a"]))
     counts_b = _REGISTERS.get((m["shape"], m["b"]))
-    if counts is None or counts_b is None or (m["a"] != m["b"] and "e" not in (m["a"][0], m["b"][0])):
+    if (
+        counts is None
+        or counts_b is None
+        or (m["a"] != m["b"] and "e" not in (m["a"][0], m["b"][0]))
+    ):
         raise e.error(f"mma has no shape {m['shape']} for {m['a']} and {m['b']}")
     d, a, b, c = i.operands
     e.line(f"x.converged(None, {e.mask}, {e.site})")
@@ -55,7 +65,9 @@ def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
     right = _matrix(e, b, counts_b[1], fragments.matrix_b, m["b"])
     start = _matrix(e, c, 4, fragments.matrix_c)
     kind = m["a"] if m["a"] == m["b"] else "e5m2"
-    result = e.fresh(f"{e.bind(fragments.accumulator_registers)}(x.mma({left}, {right}, {start}, {kind!r}))")
+    result = e.fresh(
+        f"{e.bind(fragments.accumulator_registers)}(x.mma({left}, {right}, {start}, {kind!r}))"
+    )
     elements = e.elements(d)
     if len(elements) != 4:
         raise e.error(f"{len(elements)} destination registers where the shape needs 4")
@@ -73,7 +85,9 @@ def load_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
     if len(elements) != count:
         raise e.error(f"{len(elements)} destinations for {count} matrices")
     e.line(f"x.converged(None, {e.mask}, {e.site})")
-    values = e.fresh(f"x.load_matrix({_space(m)!r}, {base}, {offset}, {count}, {'trans' in m}, {e.site})")
+    values = e.fresh(
+        f"x.load_matrix({_space(m)!r}, {base}, {offset}, {count}, {'trans' in m}, {e.site})"
+    )
     for index, element in enumerate(elements):
         e.write(element, "u4", f"{values}[{index}]")
 
@@ -89,7 +103,9 @@ def store_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error(f"{len(elements)} sources for {count} matrices")
     e.line(f"x.converged(None, {e.mask}, {e.site})")
     values = ", ".join(f"x.array({e.read(o, 'u4')})" for o in elements)
-    e.line(f"x.store_matrix({_space(m)!r}, {base}, {offset}, ({values},), {'trans' in m}, {e.site})")
+    e.line(
+        f"x.store_matrix({_space(m)!r}, {base}, {offset}, ({values},), {'trans' in m}, {e.site})"
+    )
 
 
 def _space(m: Modifiers) -> str:
@@ -103,7 +119,9 @@ def transpose(a: Array) -> Array:
     halves[:, :, 0] = a.astype(np.uint16).reshape(8, 4, warps)
     halves[:, :, 1] = (a >> np.uint32(16)).astype(np.uint16).reshape(8, 4, warps)
     turned = halves.reshape(8, 8, warps).transpose(1, 0, 2).reshape(8, 4, 2, warps)
-    return (turned[:, :, 0].astype(np.uint32) | turned[:, :, 1].astype(np.uint32) << np.uint32(16)).reshape(32, warps)
+    return (
+        turned[:, :, 0].astype(np.uint32) | turned[:, :, 1].astype(np.uint32) << np.uint32(16)
+    ).reshape(32, warps)
 
 
 @ptx("movmatrix.sync.aligned.m8n8.trans.b16", operands=2, pure=False)

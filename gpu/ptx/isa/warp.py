@@ -1,4 +1,6 @@
-"""Exchange between the lanes of a warp: shuffles, votes, matches, reductions.  Source: PTX ISA 8.8, 9.7.9.6-7, 9.7.13.10-14.
+"""Exchange between the lanes of a warp: shuffles, votes, matches, reductions.
+
+Source: PTX ISA 8.8, 9.7.9.6-7, 9.7.13.10-14.
 
 Registers are (32, warps), so a lane's neighbour is another row.
 """
@@ -21,7 +23,10 @@ _LANES = np.arange(32, dtype=np.int64)[:, None]
 
 
 def source_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
-    """For each lane, the lane shfl reads from and whether that is in its segment.  The ISA's pseudo-code."""
+    """For each lane, the lane shfl reads from and whether that is in its segment.
+
+    The ISA's pseudo-code.
+    """
     lane = _LANES
     b = (b & np.uint32(31)).astype(np.int64)
     clamp = (c & np.uint32(31)).astype(np.int64)
@@ -72,7 +77,8 @@ def shuffle_lanes(e: Emitter, i: Instruction, m: Modifiers) -> None:
     else:
         moved, valid = e.fresh("None"), e.fresh("None")
         e.line(
-            f"{moved}, {valid} = {e.bind(shuffle)}({value}, {m['mode']!r}, {e.read(b, 'u4')}, {e.read(c, 'u4')})"
+            f"{moved}, {valid} = {e.bind(shuffle)}({value}, {m['mode']!r}, {e.read(b, 'u4')},"
+            f" {e.read(c, 'u4')})"
         )
         if predicate is not None:
             e.write(predicate, "b1", valid)
@@ -87,13 +93,10 @@ def ballot(p: Array, mask: Array | None) -> Array:
 
 
 def vote(p: Array, mask: Array | None, mode: str) -> Array:
-    if mode == "any":
-        return (p if mask is None else p & mask).any(axis=0, keepdims=True)
-    if mode == "all":
-        return (p if mask is None else p | ~mask).all(axis=0, keepdims=True)
-    all_true = (p if mask is None else p | ~mask).all(axis=0, keepdims=True)
-    none_true = ~(p if mask is None else p & mask).any(axis=0, keepdims=True)
-    return all_true | none_true
+    """Whether all, any or equally many ("uni": all or none) of the lanes have a true predicate."""
+    any_true = np.asarray((p if mask is None else p & mask).any(axis=0, keepdims=True))
+    all_true = np.asarray((p if mask is None else p | ~mask).all(axis=0, keepdims=True))
+    return {"any": any_true, "all": all_true, "uni": all_true | ~any_true}[mode]
 
 
 @ptx("vote.sync.<mode>.pred", operands=3, mode="all any uni", pure=False)
@@ -159,9 +162,13 @@ def match_lanes(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 
 _REDUCTIONS = {
-    "add": (np.add, 0), "and": (np.bitwise_and, 0xFFFFFFFF), "or": (np.bitwise_or, 0), "xor": (np.bitwise_xor, 0),
-    "min": (np.minimum, None), "max": (np.maximum, None),
-}  # fmt: skip
+    "add": (np.add, 0),
+    "and": (np.bitwise_and, 0xFFFFFFFF),
+    "or": (np.bitwise_or, 0),
+    "xor": (np.bitwise_xor, 0),
+    "min": (np.minimum, None),
+    "max": (np.maximum, None),
+}
 
 
 def reduce_lanes(a: Array, named: Array, operation: str) -> Array:
@@ -174,11 +181,15 @@ def reduce_lanes(a: Array, named: Array, operation: str) -> Array:
     return function.reduce(filled, axis=0, keepdims=True, dtype=a.dtype)
 
 
-@ptx("redux.sync.<operation>.<type>", operands=3, operation="add min max", type="u32 s32", pure=False)
+@ptx(
+    "redux.sync.<operation>.<type>", operands=3, operation="add min max", type="u32 s32", pure=False
+)
 @ptx("redux.sync.<operation>.b32", operands=3, operation="and or xor", pure=False)
 def reduce_warp(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = "i4" if m.get("type") == "s32" else "u4"
     d, a, members = i.operands
     e.line(f"x.converged({e.read(members, 'u4')}, {e.mask}, {e.site})")
     named = f"x.members({e.read(members, 'u4')}, {e.mask})"
-    e.write(d, code, f"{e.bind(reduce_lanes)}(x.array({e.read(a, code)}), {named}, {m['operation']!r})")
+    e.write(
+        d, code, f"{e.bind(reduce_lanes)}(x.array({e.read(a, code)}), {named}, {m['operation']!r})"
+    )

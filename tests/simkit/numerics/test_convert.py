@@ -211,7 +211,8 @@ def test_to_half_precision(
     both = from_float32(x, mode, satfinite=True, relu=True)
     np.testing.assert_array_equal(both, np.where(finite >= 0x8000, 0, finite))
 
-    wide = np.concatenate([x.astype(np.float64), x * (1 + 2.0**-45), x * (1 - 2.0**-45)])
+    exact = x.astype(np.float64)
+    wide = np.concatenate([exact, exact * (1 + 2.0**-45), exact * (1 - 2.0**-45)])
     expected = bits_of(reference(wide, target, mode), dtype, 0x7FFF)
     np.testing.assert_array_equal(from_float64(wide, mode), expected)
 

@@ -1,0 +1,249 @@
+"""Laws of Flash-Decoding: split-KV kernel and combine against their model; the merge as an algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from gpu.device import Device
+from gpu.kernels import flash_decoding as host
+from gpu.kernels.result import KernelResult
+from properties.attention_case import DecodeCase, decode_cases, emulate
+from properties.compare import bits_equal, within
+from properties.law import Context, Law
+from properties.subject import BF16_HALF_ULP, Array, Subject, kernel_laws
+from simkit.algorithms.flash_decoding import flash_decoding
+from simkit.algorithms.problem import AttentionProblem, attention_reference
+from simkit.machine.machine import Machine
+from simkit.numerics.online_softmax import OnlineSoftmax
+
+# Unit roundoff of float32.
+U = 2.0**-24
+# Exponents below -126 are flushed, so no rounded exponent that matters is larger than this.
+EXPONENT_RANGE = 126.0
+
+
+def _model(machine: Machine, case: DecodeCase) -> Mapping[str, Array]:
+    result = flash_decoding(machine, case.problem(), case.splits)
+    return {
+        "m_partial": result.m_partial, "l_partial": result.l_partial, "o_partial": result.o_partial,
+        "o": result.o, "lse": result.lse,
+    }  # fmt: skip
+
+
+def _kernel(device: Device, case: DecodeCase, source: str | None) -> KernelResult:
+    problem = case.problem()
+    return host.flash_decoding(device, problem.q[:, 0], problem.k, problem.v, case.splits, source=source)
+
+
+def _comparable(case: DecodeCase, name: str, model: Mapping[str, Array]) -> Array | None:
+    """Splits without keys leave o_partial unwritten."""
+    if name != "o_partial":
+        return None
+    return ~np.isneginf(model["m_partial"])[..., None] | (model["l_partial"] != 0)[..., None]
+
+
+def _reference(case: DecodeCase) -> Mapping[str, Array]:
+    o, lse = attention_reference(case.problem())
+    return {"o": o[:, 0], "lse": lse[..., 0]}
+
+
+SUBJECT = Subject(
+    algorithm="flash_decoding",
+    strategy=decode_cases(most=400, groups=(1, 2, 5)),
+    case_type=DecodeCase,
+    corners=(
+        # An empty last split (5 tiles in 4 splits of 2), a partial tile, heads that share K and V.
+        DecodeCase(kv_len=290, splits=4, group=2, kv_heads=2),
+        DecodeCase(kv_len=0),
+        DecodeCase(kv_len=1, d=128, batch=2),
+        DecodeCase(kv_len=256, splits=2, data="large"),
+        DecodeCase(kv_len=193, splits=4, data="minus_inf", group=5),
+    ),
+    model=_model,
+    kernel=_kernel,
+    reference=_reference,
+    emulation=lambda case: emulate(case.problem())[:, 0],
+    comparable=_comparable,
+)
+
+
+def decode_error(problem: AttentionProblem, splits: int) -> float:
+    """Relative error that float32 leaves in a weighted sum of Flash-Decoding, over sum |p v| (or over l).
+
+    Per key: the exponent is one rounding of a number of at most 126, the polynomial is within 1 ulp (2 U).  Per tile:
+    alpha is such an exponential too, of a maximum whose product with the scale was rounded, and it multiplies once.  Per
+    split: the merge exponentiates a difference and rounds three times.  The sums of n terms add n U each.
+    """
+    q, k = problem.q.astype(np.float64), problem.k.astype(np.float64)
+    finite = np.where(np.isfinite(q), q, 0.0)
+    most = float(np.max(np.abs(finite), initial=0.0) * np.max(np.abs(k), initial=0.0)) * problem.d
+    maximum = most * problem.scale * np.log2(np.e)
+    exponential = np.log(2) * EXPONENT_RANGE * U + 2 * U
+    # A score is an fma chain of d terms: its error moves the exponent.
+    score = np.log(2) * problem.d * U * maximum
+    tile = exponential + np.log(2) * maximum * U + 2 * U
+    tiles = -(-problem.kv_len // 64) + 1
+    return score + exponential + tiles * tile + splits * (exponential + 3 * U) + 2 * problem.kv_len * U
+
+
+def weight_sum(problem: AttentionProblem) -> Array:
+    """Sum of p |v| per output element, in float64: what relative errors of the weights act on."""
+    absolute = AttentionProblem(problem.q, problem.k, np.abs(problem.v), problem.causal, problem.scale)
+    return attention_reference(absolute)[0]
+
+
+def check_splitting(context: Context, case: DecodeCase) -> None:
+    """The result with splits against the result of one split."""
+    problem = case.problem()
+    source = context.sources.get("flash_decoding")
+    whole = host.flash_decoding(
+        context.device, problem.q[:, 0], problem.k, problem.v, 1, source=source
+    ).outputs["o"].astype(np.float64)  # fmt: skip
+    split = SUBJECT.run_kernel(context, case).outputs["o"]
+    error = decode_error(problem, case.splits)
+    # Both numerator and denominator err, in both runs; both outputs are rounded to bfloat16.
+    bound = 4 * error * weight_sum(problem)[:, 0] + 2.5 * BF16_HALF_ULP * np.abs(whole)
+    within("o", split, whole, bound, "float32 error of the sums, and two roundings to bfloat16")
+
+
+# The merge as an algebra
+
+
+@dataclass(frozen=True)
+class MergeCase:
+    """Three partial states of ``rows`` rows; ``spread`` is how far their maxima lie apart, ``empty`` a bit mask of the
+    states without keys (their outputs hold NaN, as unwritten memory may)."""
+
+    rows: int = 4
+    spread: float = 8.0
+    empty: int = 0
+    exact: bool = False
+    seed: int = 0
+
+    def states(self) -> list[OnlineSoftmax]:
+        rng = np.random.default_rng(self.seed)
+        found = []
+        for index in range(3):
+            shape = (self.rows, 8)
+            if self.exact:
+                # Whole exponents and small dyadic numbers: every operation of the merge is exact on these.
+                m = rng.integers(-6, 7, self.rows).astype(np.float32)
+                l = rng.integers(1, 9, self.rows).astype(np.float32)  # noqa: E741
+                o = (rng.integers(-32, 33, shape) / 8).astype(np.float32)
+            else:
+                m = (rng.standard_normal(self.rows) * self.spread).astype(np.float32)
+                l = rng.uniform(1.0, 64.0, self.rows).astype(np.float32)  # noqa: E741
+                o = (rng.standard_normal(shape) * l[:, None]).astype(np.float32)
+            if self.empty >> index & 1:
+                m[:], l[:], o[:] = -np.inf, 0.0, np.nan
+            found.append(OnlineSoftmax(m, l, o))
+        return found
+
+
+MERGE_CASES = st.builds(
+    MergeCase,
+    rows=st.integers(1, 6),
+    spread=st.sampled_from((0.0, 0.5, 8.0, 60.0, 300.0)),
+    empty=st.integers(0, 7),
+    exact=st.just(False),
+    seed=st.integers(0, 2**16 - 1),
+)
+EXACT_MERGE_CASES = st.builds(
+    MergeCase, rows=st.integers(1, 6), empty=st.integers(0, 7), exact=st.just(True), seed=st.integers(0, 2**16 - 1)
+)
+
+
+def _merge_bounds(states: list[OnlineSoftmax], merges: int) -> tuple[Array, Array]:
+    """Bounds on the difference of two float32 evaluations of one merged state: of o / l, and of the natural LSE.
+
+    A term passes at most ``merges`` merges; each errs by an exponential (2 U, and ln 2 U per unit of the exponent's
+    size), and by two roundings.  LSE adds log2 (3 ulp of at most |m| + 8) and three roundings of its size.
+    """
+    m = np.stack([s.m.astype(np.float64) for s in states])
+    l = np.stack([s.l.astype(np.float64) for s in states])  # noqa: E741
+    o = np.stack([np.where(s.l[:, None] > 0, s.o, 0.0).astype(np.float64) for s in states])
+    top = np.where(np.isneginf(m.max(axis=0)), 0.0, m.max(axis=0))
+    weights = np.where(l > 0, np.exp2(m - top), 0.0)
+    total = (weights * l).sum(axis=0)
+    spread = np.minimum(np.max(np.where(l > 0, top - m, 0.0), axis=0), EXPONENT_RANGE)
+    relative = merges * (2 * U + np.log(2) * spread * U + 2 * U)
+    absolute = (weights[..., None] * np.abs(o)).sum(axis=0) / np.where(total > 0, total, 1.0)[:, None]
+    output = 2 * 2 * relative[:, None] * absolute + 2 * U * absolute
+    size = np.abs(top) + 8.0
+    lse = 2 * relative + 2 * (3 * 2 * U * size + 3 * U * size)
+    return output, lse
+
+
+def _same_up_to_rounding(name: str, one: OnlineSoftmax, other: OnlineSoftmax, states: list[OnlineSoftmax], merges: int) -> None:
+    output, lse = _merge_bounds(states, merges)
+    within(f"{name}: o", one.output(), other.output().astype(np.float64), output, "rounding of the merge")
+    within(f"{name}: lse", one.lse(), other.lse().astype(np.float64), lse, "rounding of the merge")
+
+
+def check_associative(context: Context, case: MergeCase) -> None:
+    a, b, c = case.states()
+    _same_up_to_rounding("(a b) c against a (b c)", a.merge(b).merge(c), a.merge(b.merge(c)), [a, b, c], 2)
+
+
+def check_commutative(context: Context, case: MergeCase) -> None:
+    a, b, _ = case.states()
+    _same_up_to_rounding("a b against b a", a.merge(b), b.merge(a), [a, b], 1)
+
+
+def _written(state: OnlineSoftmax) -> Array:
+    return state.l[:, None] > 0
+
+
+def check_identity(context: Context, case: MergeCase) -> None:
+    """Merging with the empty state changes no bit, even when the empty state's output is NaN."""
+    state = case.states()[0]
+    empty = OnlineSoftmax.empty(case.rows, 8, np.float32)
+    garbage = OnlineSoftmax(empty.m, empty.l, np.full_like(empty.o, np.nan))
+    for name, merged in (
+        ("s 0", state.merge(empty)), ("0 s", empty.merge(state)),
+        ("s 0 with garbage", state.merge(garbage)), ("0 with garbage s", garbage.merge(state)),
+    ):  # fmt: skip
+        bits_equal(f"{name}: m", state.m, merged.m)
+        bits_equal(f"{name}: l", state.l, merged.l)
+        bits_equal(f"{name}: o", state.o, merged.o, _written(state))
+
+
+def check_exact_algebra(context: Context, case: MergeCase) -> None:
+    """Where every operation is exact, the merge is associative and commutative bit for bit."""
+    a, b, c = case.states()
+    pairs = (
+        ("(a b) c against a (b c)", a.merge(b).merge(c), a.merge(b.merge(c))),
+        ("a b against b a", a.merge(b), b.merge(a)),
+    )
+    for name, one, other in pairs:
+        bits_equal(f"{name}: m", one.m, other.m)
+        bits_equal(f"{name}: l", one.l, other.l)
+        # +0 and -0 are one number here: sums of opposite numbers may give either.
+        bits_equal(f"{name}: o", one.o + np.float32(0), other.o + np.float32(0), _written(one))
+
+
+def _pure(name: str, tier: str, statement: str, check: object, strategy: object) -> Law:
+    return Law(
+        "flash_decoding", name, tier, statement, check, strategy, MergeCase,  # type: ignore[arg-type]
+        (MergeCase(empty=1, exact=name == "merge_exact"), MergeCase(empty=7, exact=name == "merge_exact")),
+        100, uses_device=False,
+    )  # fmt: skip
+
+
+LAWS = [
+    *kernel_laws(SUBJECT, examples=20),
+    Law(
+        "flash_decoding", "splitting", "bounded",
+        "any number of splits gives the result of one split within the rounding of its sums",
+        check_splitting, SUBJECT.strategy, DecodeCase, SUBJECT.corners, 12,
+    ),
+    _pure("merge_associative", "bounded", "(a b) c = a (b c) within the rounding of two merges", check_associative, MERGE_CASES),
+    _pure("merge_commutative", "bounded", "a b = b a within the rounding of a merge", check_commutative, MERGE_CASES),
+    _pure("merge_identity", "exact", "the empty state is the identity, whatever its output holds", check_identity, MERGE_CASES),
+    _pure("merge_exact", "exact", "on whole exponents and small dyadic numbers the merge is an exact commutative monoid",
+          check_exact_algebra, EXACT_MERGE_CASES),
+]  # fmt: skip

@@ -1,0 +1,43 @@
+"""Laws of naive attention: three kernels with S and P in global memory, against their model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu.device import Device
+from gpu.kernels import naive_attention as host
+from gpu.kernels.result import KernelResult
+from properties.attention_case import AttentionCase, attention_cases, emulate
+from properties.subject import Array, Subject, kernel_laws
+from simkit.algorithms.naive_attention import naive_attention
+from simkit.algorithms.problem import attention_reference
+from simkit.machine.machine import Machine
+
+
+def _model(machine: Machine, case: AttentionCase) -> Mapping[str, Array]:
+    result = naive_attention(machine, case.problem())
+    return {"s": result.s, "p": result.p, "o": result.o}
+
+
+def _kernel(device: Device, case: AttentionCase, source: str | None) -> KernelResult:
+    problem = case.problem()
+    return host.naive_attention(device, problem.q, problem.k, problem.v, causal=case.causal, source=source)
+
+
+SUBJECT = Subject(
+    algorithm="naive_attention",
+    strategy=attention_cases(most=70, tile=32),
+    case_type=AttentionCase,
+    corners=(
+        AttentionCase(q_len=33, kv_len=65, group=2, causal=True),
+        AttentionCase(q_len=1, kv_len=0),
+        AttentionCase(q_len=40, kv_len=7, causal=True, data="ties"),
+        AttentionCase(q_len=5, kv_len=33, d=128, data="minus_inf"),
+    ),
+    model=_model,
+    kernel=_kernel,
+    reference=lambda case: {"o": attention_reference(case.problem())[0]},
+    emulation=lambda case: emulate(case.problem(), rounds_scores=True),
+)
+
+LAWS = kernel_laws(SUBJECT, examples=16)
