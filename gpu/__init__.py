@@ -1,4 +1,6 @@
-"""The real thing: CUDA kernels, compiled by NVRTC, run by CuPy on a GPU or by the PTX executor on any CPU."""
+"""The real thing: CUDA kernels, compiled by NVRTC, run by CuPy on a GPU or by the PTX executor on
+any CPU.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from simkit.errors import DeviceUnavailableError
 __all__ = ["Array", "Device", "Hazard", "Kernel", "Module", "Options", "Report", "Traffic", "open"]
 
 
-def open(name: str = "auto", gpu: str = "h100", options: Options | None = None) -> Device:  # noqa: A001
-    """The device ``"cuda"``, ``"ptx"``, or ``"auto"``: the GPU if there is a usable one, else the executor.
+def open(name: str = "auto", gpu: str = "h100", options: Options | None = None) -> Device:
+    """The device ``"cuda"``, ``"ptx"``, or ``"auto"``: the GPU if there is a usable one, else the
+    executor.
 
-    ``gpu`` names the machine that the executor stands for (simkit gpus); ``options`` are the executor's.  Raises
-    DeviceUnavailableError for "cuda" without CuPy, a driver or a GPU, and for an unknown name.
+    ``gpu`` names the machine that the executor stands for (simkit gpus); ``options`` are the
+    executor's.  Raises DeviceUnavailableError for "cuda" without CuPy, a driver or a GPU, and for
+    an unknown name.
     """
     if name == "ptx":
         return PtxDevice(gpu, options)

@@ -33,20 +33,47 @@ class Parameter:
 def pack(kernel: str, parameters: Sequence[Parameter], args: Sequence[object]) -> list[bytes]:
     """The bytes of each argument.
 
-    LaunchError, naming the parameter, for a wrong number of arguments or one of the wrong size or type.
+    LaunchError, naming the parameter, for a wrong number of arguments or one of the wrong size or
+    type.
     """
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name} ({p.element}, {p.size} bytes)" for p in parameters)
         raise LaunchError(
-            f"kernel {kernel!r} takes {len(parameters)} arguments, got {len(args)}; parameters: {names}"
+            f"kernel {kernel!r} takes {len(parameters)} arguments, got {len(args)};"
+            f" parameters: {names}"
         )
-    return [_pack_one(kernel, i, p, a) for i, (p, a) in enumerate(zip(parameters, args, strict=True))]
+    return [
+        _pack_one(kernel, i, p, a) for i, (p, a) in enumerate(zip(parameters, args, strict=True))
+    ]
+
+
+def offsets(parameters: Sequence[Parameter]) -> tuple[list[int], int]:
+    """Byte offset of each parameter and the size of them all: one after the other, each at its
+    alignment.
+    """
+    found: list[int] = []
+    end = 0
+    for parameter in parameters:
+        end = -(-end // parameter.align) * parameter.align
+        found.append(end)
+        end += parameter.size
+    return found, end
+
+
+def parameter_buffer(parameters: Sequence[Parameter], packed: Sequence[bytes]) -> bytes:
+    """The packed arguments as the one buffer that a kernel reads its parameters from."""
+    places, size = offsets(parameters)
+    data = bytearray(size)
+    for place, piece in zip(places, packed, strict=True):
+        data[place : place + len(piece)] = piece
+    return bytes(data)
 
 
 def _pack_one(kernel: str, index: int, parameter: Parameter, value: object) -> bytes:
     def wrong(why: str) -> LaunchError:
         return LaunchError(
-            f"kernel {kernel!r}, argument {index} ({parameter.name}: {parameter.element}, {parameter.size} bytes): {why}"
+            f"kernel {kernel!r}, argument {index} ({parameter.name}: {parameter.element},"
+            f" {parameter.size} bytes): {why}"
         )
 
     address = getattr(value, "address", None)

@@ -1,8 +1,8 @@
 """What a launch moved and did: one report type for every device.
 
-The executor counts; on a GPU the same figures come from Nsight Compute.  The definitions are DESIGN's: ``requested`` bytes
-asked for, ``sectors`` distinct 32-byte sectors per warp instruction, ``dram`` what the L2 lets through, ``shared``
-wavefronts against the ideal.
+The executor counts; on a GPU the same figures come from Nsight Compute.  The definitions are
+DESIGN's: ``requested`` bytes asked for, ``sectors`` distinct 32-byte sectors per warp instruction,
+``dram`` what the L2 lets through, ``shared`` wavefronts against the ideal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from simkit.machine.memory import TensorTraffic
 
 @dataclass(frozen=True, slots=True)
 class SharedTraffic:
-    """Shared-memory accesses: warp instructions, their wavefronts, and what no bank conflict would have taken."""
+    """Shared-memory accesses: warp instructions, their wavefronts, and what no bank conflict would
+    have taken.
+    """
 
     instructions: int = 0
     wavefronts: int = 0
@@ -27,7 +29,9 @@ class SharedTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes and wavefronts of one launch.  ``dram_read``/``dram_write`` are None where nobody measured them."""
+    """Bytes and wavefronts of one launch.  ``dram_read``/``dram_write`` are None where nobody
+    measured them.
+    """
 
     tensors: tuple[TensorTraffic, ...] = ()
     shared: SharedTraffic = SharedTraffic()
@@ -53,7 +57,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Something a kernel does that is wrong or costly whatever its result: kind, sentence, PTX line."""
+    """Something a kernel does that is wrong or costly whatever its result: kind, sentence, PTX
+    line.
+    """
 
     kind: str
     message: str
@@ -64,8 +70,8 @@ class Hazard:
 class Report:
     """One launch.
 
-    ``instructions``: warp instructions; ``lane_instructions``: those times the active lanes; ``seconds``: wall time on
-    the executor, kernel time on a GPU; ``output``: what printf wrote.
+    ``instructions``: warp instructions; ``lane_instructions``: those times the active lanes;
+    ``seconds``: wall time on the executor, kernel time on a GPU; ``output``: what printf wrote.
     """
 
     kernel: str

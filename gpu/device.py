@@ -47,8 +47,9 @@ class Kernel(Protocol):
     ) -> Report:
         """Runs the kernel to its end.
 
-        ``args``: arrays, NumPy scalars, Python ints and floats (typed by the kernel's parameters), or bytes and NumPy
-        structured scalars for by-value structs; checked against the parameters before anything runs.
+        ``args``: arrays, NumPy scalars, Python ints and floats (typed by the kernel's parameters),
+        or bytes and NumPy structured scalars for by-value structs; checked against the parameters
+        before anything runs.
         """
         ...
 
@@ -70,7 +71,11 @@ class Device(Protocol):
     arch: str
 
     def compile(
-        self, source: str, options: Sequence[str] = (), arch: str | None = None, name: str = "kernel.cu"
+        self,
+        source: str,
+        options: Sequence[str] = (),
+        arch: str | None = None,
+        name: str = "kernel.cu",
     ) -> Module:
         """CUDA C++ through NVRTC to a module."""
         ...

@@ -1,4 +1,6 @@
-"""Cases of the attention algorithms and how Hypothesis draws them: shapes at and beside every tile edge."""
+"""Cases of the attention algorithms and how Hypothesis draws them: shapes at and beside every tile
+edge.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class AttentionCase:
 
 @dataclass(frozen=True)
 class DecodeCase:
-    """A decode problem: one query per sequence, keys split over ``splits`` CTAs (at most one per 64 keys)."""
+    """A decode problem: one query per sequence, keys split over ``splits`` CTAs (at most one per 64
+    keys).
+    """
 
     kv_len: int = 64
     splits: int = 1
@@ -61,8 +65,13 @@ class DecodeCase:
 
 def lengths(most: int, tile: int, least: int = 0) -> SearchStrategy[int]:
     """Lengths with the edges of tiles drawn often: k tiles, one less, one more, 0 and 1."""
-    edges = sorted({n for k in range(most // tile + 1) for n in (k * tile - 1, k * tile, k * tile + 1)} | {0, 1})
-    return st.one_of(st.integers(least, most), st.sampled_from([n for n in edges if least <= n <= most]))
+    edges = sorted(
+        {n for k in range(most // tile + 1) for n in (k * tile - 1, k * tile, k * tile + 1)}
+        | {0, 1}
+    )
+    return st.one_of(
+        st.integers(least, most), st.sampled_from([n for n in edges if least <= n <= most])
+    )
 
 
 def attention_cases(most: int, tile: int) -> SearchStrategy[AttentionCase]:
@@ -98,8 +107,9 @@ def decode_cases(most: int, groups: tuple[int, ...], tile: int = 64) -> SearchSt
 
 
 def emulate(problem: AttentionProblem, rounds_scores: bool = False) -> Array:
-    """Attention in float64 with only the unavoidable roundings of bfloat16: probabilities before the product with V
-    (scores too where an algorithm stores them), and the output."""
+    """Attention in float64 with only the unavoidable roundings of bfloat16: probabilities before
+    the product with V (scores too where an algorithm stores them), and the output.
+    """
     q = problem.q.astype(np.float64)
     k, v = (np.repeat(x.astype(np.float64), problem.group, axis=2) for x in (problem.k, problem.v))
     scores = np.einsum("bihd,bjhd->bhij", q, k) * problem.scale
@@ -117,7 +127,9 @@ def emulate(problem: AttentionProblem, rounds_scores: bool = False) -> Array:
             output = np.einsum("bhij,bjhd->bihd", weights, v)
         else:
             sums = np.einsum("bhij,bjhd->bihd", _bf16(weights), v)
-            output = np.where(total > 0, sums.transpose(0, 2, 1, 3) / total, 0).transpose(0, 2, 1, 3)
+            output = np.where(total > 0, sums.transpose(0, 2, 1, 3) / total, 0).transpose(
+                0, 2, 1, 3
+            )
     return _bf16(output)
 
 

@@ -34,4 +34,6 @@ def law(algorithm: str, name: str) -> Law:
     for one in found:
         if one.name == name:
             return one
-    raise SimkitError(f"{algorithm} has no law {name!r}; it has {', '.join(one.name for one in found)}")
+    raise SimkitError(
+        f"{algorithm} has no law {name!r}; it has {', '.join(one.name for one in found)}"
+    )

@@ -1,4 +1,6 @@
-"""How results are compared: bit for bit, or by an error that is held against a bound; failures say where and how far."""
+"""How results are compared: bit for bit, or by an error that is held against a bound; failures say
+where and how far.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def bits_equal(name: str, model: Array, kernel: Array, where: Array | None = Non
     """
     if model.shape != kernel.shape or model.dtype != kernel.dtype:
         raise LawViolation(
-            f"{name}: the model gives {model.dtype} {model.shape}, the kernel {kernel.dtype} {kernel.shape}"
+            f"{name}: the model gives {model.dtype} {model.shape}, "
+            f"the kernel {kernel.dtype} {kernel.shape}"
         )
     bits = np.dtype(f"u{model.dtype.itemsize}")
     different = np.ascontiguousarray(model).view(bits) != np.ascontiguousarray(kernel).view(bits)
@@ -33,7 +36,8 @@ def bits_equal(name: str, model: Array, kernel: Array, where: Array | None = Non
     if count:
         place = tuple(int(i) for i in np.argwhere(different)[0])
         raise LawViolation(
-            f"{name}: {count} of {different.size} elements differ from the model; first at {list(place)}:"
+            f"{name}: {count} of {different.size} elements differ from the model;"
+            f" first at {list(place)}:"
             f" kernel {_show(kernel[place])}, model {_show(model[place])}"
         )
 
@@ -48,7 +52,9 @@ def within(name: str, value: Array, reference: Array, bound: Array | float, reas
     same = np.where(np.isnan(reference), np.isnan(value), value == reference)
     if not (same | ~special).all():
         place = tuple(int(i) for i in np.argwhere(special & ~same)[0])
-        raise LawViolation(f"{name} at {list(place)}: {value[place]}, the reference is {reference[place]}")
+        raise LawViolation(
+            f"{name} at {list(place)}: {value[place]}, the reference is {reference[place]}"
+        )
     with np.errstate(invalid="ignore"):
         error = np.where(special, 0.0, np.abs(value - reference))
     excess = np.where(np.isnan(error), np.inf, error - np.broadcast_to(bound, error.shape))

@@ -1,4 +1,6 @@
-"""Values to put into tensors: ordinary ones, and those that break kernels.  Each is drawn by name and seed."""
+"""Values to put into tensors: ordinary ones, and those that break kernels.  Each is drawn by name
+and seed.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 KINDS = ("normal", "large", "ties", "zeros", "subnormal", "mixed", "minus_inf")
-"""normal: N(0, 1).  large: scores of hundreds, so that softmax is one-hot and the running maximum jumps.  ties: whole
-numbers, so that maxima repeat.  zeros: +0 and -0 among a few ones.  subnormal: below the smallest normal bf16.  mixed:
-magnitudes from 2^-40 to 2^8.  minus_inf: some queries whose every score is -inf."""
+"""normal: N(0, 1).  large: scores of hundreds, so that softmax is one-hot and the running maximum
+jumps.  ties: whole numbers, so that maxima repeat.  zeros: +0 and -0 among a few ones.  subnormal:
+below the smallest normal bf16.  mixed: magnitudes from 2^-40 to 2^8.  minus_inf: some queries whose
+every score is -inf.
+"""
 
 
 def values(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -41,11 +45,14 @@ def values(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Array
 def attention_inputs(
     kind: str, seed: int, q_shape: tuple[int, ...], kv_shape: tuple[int, ...]
 ) -> tuple[Array, Array, Array]:
-    """q, k and v.  With "minus_inf", about a third of the queries score -inf with every key: a first component of
-    -inf against keys whose first component is positive."""
+    """q, k and v.  With "minus_inf", about a third of the queries score -inf with every key: a
+    first component of -inf against keys whose first component is positive.
+    """
     rng = np.random.default_rng(seed)
     q, k, v = values(kind, rng, q_shape), values(kind, rng, kv_shape), values(kind, rng, kv_shape)
     if kind == "minus_inf":
         k[..., 0] = (np.abs(k[..., 0].astype(np.float64)) + 0.5).astype(BF16)
-        q[..., 0] = np.where(rng.random(q.shape[:-1]) < 0.35, -np.inf, q[..., 0].astype(np.float64)).astype(BF16)
+        q[..., 0] = np.where(
+            rng.random(q.shape[:-1]) < 0.35, -np.inf, q[..., 0].astype(np.float64)
+        ).astype(BF16)
     return q, k, v

@@ -25,7 +25,9 @@ def _model(machine: Machine, case: AttentionCase) -> Mapping[str, Array]:
 
 def _kernel(device: Device, case: AttentionCase, source: str | None) -> KernelResult:
     problem = case.problem()
-    return host.flash_attention(device, problem.q, problem.k, problem.v, causal=case.causal, source=source)
+    return host.flash_attention(
+        device, problem.q, problem.k, problem.v, causal=case.causal, source=source
+    )
 
 
 SUBJECT = Subject(
@@ -33,7 +35,8 @@ SUBJECT = Subject(
     strategy=attention_cases(most=200, tile=64),
     case_type=AttentionCase,
     corners=(
-        # Tails in both lengths, the diagonal inside a tile, more than two KV tiles, a shared KV head.
+        # Tails in both lengths, the diagonal inside a tile, more than two KV tiles, a shared KV
+        # head.
         AttentionCase(q_len=130, kv_len=193, group=2, causal=True),
         AttentionCase(q_len=1, kv_len=0),
         AttentionCase(q_len=70, kv_len=5, causal=True, data="ties"),
@@ -50,20 +53,24 @@ SUBJECT = Subject(
 def check_lse(context: Context, case: AttentionCase) -> None:
     """The natural-logarithm LSE against float64.
 
-    A score is a sum of d products whose terms the tensor core truncates 2^-25 below the largest (plus one rounding a
-    step), so its error is at most (d + d/16) 2^-24 max|q_i k_i| d-fold; the logarithm of a sum of exponentials moves by
-    at most the largest error of its exponents, and adds a few roundings of its own magnitude.
+    A score is a sum of d products whose terms the tensor core truncates 2^-25 below the largest
+    (plus one rounding a step), so its error is at most (d + d/16) 2^-24 max|q_i k_i| d-fold; the
+    logarithm of a sum of exponentials moves by at most the largest error of its exponents, and adds
+    a few roundings of its own magnitude.
     """
     problem = case.problem()
     _, reference = attention_reference(problem)
     kernel = SUBJECT.run_kernel(context, case).outputs["lse"]
-    finite_q = np.where(np.isfinite(problem.q.astype(np.float64)), problem.q.astype(np.float64), 0.0)
+    finite_q = np.where(
+        np.isfinite(problem.q.astype(np.float64)), problem.q.astype(np.float64), 0.0
+    )
     largest = float(np.max(np.abs(finite_q), initial=0.0)) * float(
         np.max(np.abs(problem.k.astype(np.float64)), initial=0.0)
     )
     products = problem.scale * problem.d * largest
     scale = products + float(np.max(np.abs(reference[np.isfinite(reference)]), initial=0.0)) + 1.0
-    # Per step of 16 products: 17 truncations and a rounding; log2 and the final three operations: 8 units.
+    # Per step of 16 products: 17 truncations and a rounding; log2 and the final three operations: 8
+    # units.
     bound = (2.0 * problem.d / 16 + 8 + np.log2(problem.kv_len + 2)) * 2.0**-23 * scale
     within("lse", kernel, reference, bound, "rounding of scores and of log2")
 
@@ -71,8 +78,14 @@ def check_lse(context: Context, case: AttentionCase) -> None:
 LAWS = [
     *kernel_laws(SUBJECT, examples=25),
     Law(
-        "flash_attention", "lse", "bounded",
-        "the log-sum-exp is within the rounding of its scores; rows without keys give -inf",
-        check_lse, SUBJECT.strategy, SUBJECT.case_type, SUBJECT.corners, 10,
+        algorithm="flash_attention",
+        name="lse",
+        tier="bounded",
+        statement="the LSE is within the rounding of its scores; rows without keys give -inf",
+        check=check_lse,
+        strategy=SUBJECT.strategy,
+        case_type=AttentionCase,
+        corners=SUBJECT.corners,
+        examples=10,
     ),
-]  # fmt: skip
+]

@@ -1,19 +1,22 @@
-"""Laws of Flash-Decoding: split-KV kernel and combine against their model; the merge as an algebra."""
+"""Laws of Flash-Decoding: split-KV kernel and combine against their model; the merge as an
+algebra.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from gpu.device import Device
 from gpu.kernels import flash_decoding as host
 from gpu.kernels.result import KernelResult
 from properties.attention_case import DecodeCase, decode_cases, emulate
 from properties.compare import bits_equal, within
-from properties.law import Context, Law
+from properties.law import Context, Law, Tier
 from properties.subject import BF16_HALF_ULP, Array, Subject, kernel_laws
 from simkit.algorithms.flash_decoding import flash_decoding
 from simkit.algorithms.problem import AttentionProblem, attention_reference
@@ -36,7 +39,9 @@ def _model(machine: Machine, case: DecodeCase) -> Mapping[str, Array]:
 
 def _kernel(device: Device, case: DecodeCase, source: str | None) -> KernelResult:
     problem = case.problem()
-    return host.flash_decoding(device, problem.q[:, 0], problem.k, problem.v, case.splits, source=source)
+    return host.flash_decoding(
+        device, problem.q[:, 0], problem.k, problem.v, case.splits, source=source
+    )
 
 
 def _comparable(case: DecodeCase, name: str, model: Mapping[str, Array]) -> Array | None:
@@ -72,11 +77,13 @@ SUBJECT = Subject(
 
 
 def decode_error(problem: AttentionProblem, splits: int) -> float:
-    """Relative error that float32 leaves in a weighted sum of Flash-Decoding, over sum |p v| (or over l).
+    """Relative error that float32 leaves in a weighted sum of Flash-Decoding, over sum |p v| (or
+    over l).
 
-    Per key: the exponent is one rounding of a number of at most 126, the polynomial is within 1 ulp (2 U).  Per tile:
-    alpha is such an exponential too, of a maximum whose product with the scale was rounded, and it multiplies once.  Per
-    split: the merge exponentiates a difference and rounds three times.  The sums of n terms add n U each.
+    Per key: the exponent is one rounding of a number of at most 126, the polynomial is within 1 ulp
+    (2 U).  Per tile: alpha is such an exponential too, of a maximum whose product with the scale
+    was rounded, and it multiplies once.  Per split: the merge exponentiates a difference and rounds
+    three times.  The sums of n terms add n U each.
     """
     q, k = problem.q.astype(np.float64), problem.k.astype(np.float64)
     finite = np.where(np.isfinite(q), q, 0.0)
@@ -87,12 +94,16 @@ def decode_error(problem: AttentionProblem, splits: int) -> float:
     score = np.log(2) * problem.d * U * maximum
     tile = exponential + np.log(2) * maximum * U + 2 * U
     tiles = -(-problem.kv_len // 64) + 1
-    return score + exponential + tiles * tile + splits * (exponential + 3 * U) + 2 * problem.kv_len * U
+    return (
+        score + exponential + tiles * tile + splits * (exponential + 3 * U) + 2 * problem.kv_len * U
+    )
 
 
 def weight_sum(problem: AttentionProblem) -> Array:
     """Sum of p |v| per output element, in float64: what relative errors of the weights act on."""
-    absolute = AttentionProblem(problem.q, problem.k, np.abs(problem.v), problem.causal, problem.scale)
+    absolute = AttentionProblem(
+        problem.q, problem.k, np.abs(problem.v), problem.causal, problem.scale
+    )
     return attention_reference(absolute)[0]
 
 
@@ -115,8 +126,10 @@ def check_splitting(context: Context, case: DecodeCase) -> None:
 
 @dataclass(frozen=True)
 class MergeCase:
-    """Three partial states of ``rows`` rows; ``spread`` is how far their maxima lie apart, ``empty`` a bit mask of the
-    states without keys (their outputs hold NaN, as unwritten memory may)."""
+    """Three partial states of ``rows`` rows; ``spread`` is how far their maxima lie apart,
+    ``empty`` a bit mask of the states without keys (their outputs hold NaN, as unwritten memory
+    may).
+    """
 
     rows: int = 4
     spread: float = 8.0
@@ -130,7 +143,8 @@ class MergeCase:
         for index in range(3):
             shape = (self.rows, 8)
             if self.exact:
-                # Whole exponents and small dyadic numbers: every operation of the merge is exact on these.
+                # Whole exponents and small dyadic numbers: every operation of the merge is exact on
+                # these.
                 m = rng.integers(-6, 7, self.rows).astype(np.float32)
                 l = rng.integers(1, 9, self.rows).astype(np.float32)  # noqa: E741
                 o = (rng.integers(-32, 33, shape) / 8).astype(np.float32)
@@ -153,15 +167,21 @@ MERGE_CASES = st.builds(
     seed=st.integers(0, 2**16 - 1),
 )
 EXACT_MERGE_CASES = st.builds(
-    MergeCase, rows=st.integers(1, 6), empty=st.integers(0, 7), exact=st.just(True), seed=st.integers(0, 2**16 - 1)
+    MergeCase,
+    rows=st.integers(1, 6),
+    empty=st.integers(0, 7),
+    exact=st.just(True),
+    seed=st.integers(0, 2**16 - 1),
 )
 
 
 def _merge_bounds(states: list[OnlineSoftmax], merges: int) -> tuple[Array, Array]:
-    """Bounds on the difference of two float32 evaluations of one merged state: of o / l, and of the natural LSE.
+    """Bounds on the difference of two float32 evaluations of one merged state: of o / l, and of the
+    natural LSE.
 
-    A term passes at most ``merges`` merges; each errs by an exponential (2 U, and ln 2 U per unit of the exponent's
-    size), and by two roundings.  LSE adds log2 (3 ulp of at most |m| + 8) and three roundings of its size.
+    A term passes at most ``merges`` merges; each errs by an exponential (2 U, and ln 2 U per unit
+    of the exponent's size), and by two roundings.  LSE adds log2 (3 ulp of at most |m| + 8) and
+    three roundings of its size.
     """
     m = np.stack([s.m.astype(np.float64) for s in states])
     l = np.stack([s.l.astype(np.float64) for s in states])  # noqa: E741
@@ -171,22 +191,34 @@ def _merge_bounds(states: list[OnlineSoftmax], merges: int) -> tuple[Array, Arra
     total = (weights * l).sum(axis=0)
     spread = np.minimum(np.max(np.where(l > 0, top - m, 0.0), axis=0), EXPONENT_RANGE)
     relative = merges * (2 * U + np.log(2) * spread * U + 2 * U)
-    absolute = (weights[..., None] * np.abs(o)).sum(axis=0) / np.where(total > 0, total, 1.0)[:, None]
+    absolute = (weights[..., None] * np.abs(o)).sum(axis=0) / np.where(total > 0, total, 1.0)[
+        :, None
+    ]
     output = 2 * 2 * relative[:, None] * absolute + 2 * U * absolute
     size = np.abs(top) + 8.0
     lse = 2 * relative + 2 * (3 * 2 * U * size + 3 * U * size)
     return output, lse
 
 
-def _same_up_to_rounding(name: str, one: OnlineSoftmax, other: OnlineSoftmax, states: list[OnlineSoftmax], merges: int) -> None:
+def _same_up_to_rounding(
+    name: str, one: OnlineSoftmax, other: OnlineSoftmax, states: list[OnlineSoftmax], merges: int
+) -> None:
     output, lse = _merge_bounds(states, merges)
-    within(f"{name}: o", one.output(), other.output().astype(np.float64), output, "rounding of the merge")
+    within(
+        f"{name}: o",
+        one.output(),
+        other.output().astype(np.float64),
+        output,
+        "rounding of the merge",
+    )
     within(f"{name}: lse", one.lse(), other.lse().astype(np.float64), lse, "rounding of the merge")
 
 
 def check_associative(context: Context, case: MergeCase) -> None:
     a, b, c = case.states()
-    _same_up_to_rounding("(a b) c against a (b c)", a.merge(b).merge(c), a.merge(b.merge(c)), [a, b, c], 2)
+    _same_up_to_rounding(
+        "(a b) c against a (b c)", a.merge(b).merge(c), a.merge(b.merge(c)), [a, b, c], 2
+    )
 
 
 def check_commutative(context: Context, case: MergeCase) -> None:
@@ -226,24 +258,67 @@ def check_exact_algebra(context: Context, case: MergeCase) -> None:
         bits_equal(f"{name}: o", one.o + np.float32(0), other.o + np.float32(0), _written(one))
 
 
-def _pure(name: str, tier: str, statement: str, check: object, strategy: object) -> Law:
+def _merge_law(
+    name: str,
+    tier: Tier,
+    statement: str,
+    check: Callable[[Context, MergeCase], None],
+    strategy: SearchStrategy[MergeCase],
+) -> Law:
+    is_exact = strategy is EXACT_MERGE_CASES
     return Law(
-        "flash_decoding", name, tier, statement, check, strategy, MergeCase,  # type: ignore[arg-type]
-        (MergeCase(empty=1, exact=name == "merge_exact"), MergeCase(empty=7, exact=name == "merge_exact")),
-        100, uses_device=False,
-    )  # fmt: skip
+        algorithm="flash_decoding",
+        name=name,
+        tier=tier,
+        statement=statement,
+        check=check,
+        strategy=strategy,
+        case_type=MergeCase,
+        corners=(MergeCase(empty=1, exact=is_exact), MergeCase(empty=7, exact=is_exact)),
+        examples=100,
+        uses_device=False,
+    )
 
 
 LAWS = [
     *kernel_laws(SUBJECT, examples=20),
     Law(
-        "flash_decoding", "splitting", "bounded",
-        "any number of splits gives the result of one split within the rounding of its sums",
-        check_splitting, SUBJECT.strategy, DecodeCase, SUBJECT.corners, 12,
+        algorithm="flash_decoding",
+        name="splitting",
+        tier="bounded",
+        statement="any number of splits gives the result of one, within the rounding of its sums",
+        check=check_splitting,
+        strategy=SUBJECT.strategy,
+        case_type=DecodeCase,
+        corners=SUBJECT.corners,
+        examples=12,
     ),
-    _pure("merge_associative", "bounded", "(a b) c = a (b c) within the rounding of two merges", check_associative, MERGE_CASES),
-    _pure("merge_commutative", "bounded", "a b = b a within the rounding of a merge", check_commutative, MERGE_CASES),
-    _pure("merge_identity", "exact", "the empty state is the identity, whatever its output holds", check_identity, MERGE_CASES),
-    _pure("merge_exact", "exact", "on whole exponents and small dyadic numbers the merge is an exact commutative monoid",
-          check_exact_algebra, EXACT_MERGE_CASES),
-]  # fmt: skip
+    _merge_law(
+        "merge_associative",
+        "bounded",
+        "(a b) c = a (b c) within the rounding of two merges",
+        check_associative,
+        MERGE_CASES,
+    ),
+    _merge_law(
+        "merge_commutative",
+        "bounded",
+        "a b = b a within the rounding of a merge",
+        check_commutative,
+        MERGE_CASES,
+    ),
+    _merge_law(
+        "merge_identity",
+        "exact",
+        "the empty state is the identity, whatever its output holds",
+        check_identity,
+        MERGE_CASES,
+    ),
+    _merge_law(
+        "merge_exact",
+        "exact",
+        "on whole exponents and small dyadic numbers the merge is an exact commutative monoid",
+        check_exact_algebra,
+        EXACT_MERGE_CASES,
+    ),
+]

@@ -1,9 +1,11 @@
-"""Laws of the FP8 KV cache: the number formats, the 656-byte record, and the kernels that write and read it."""
+"""Laws of the FP8 KV cache: the number formats, the 656-byte record, and the kernels that write and
+read it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +16,7 @@ from gpu.kernels import fp8_kv_cache as host
 from gpu.kernels.result import KernelResult
 from properties.compare import bits_equal, within
 from properties.data import BF16, values
-from properties.law import Context, Law, LawViolation
+from properties.law import Context, Law, LawViolation, Tier
 from properties.subject import Array, Subject, kernel_laws
 from simkit.algorithms.fp8_kv_cache import fp8_kv_dequantize, fp8_kv_quantize
 from simkit.layouts.fp8_record import RECORD_BYTES, TOKEN_VALUES
@@ -23,8 +25,9 @@ from simkit.numerics import formats
 
 E4M3 = ml_dtypes.float8_e4m3fn
 KINDS = ("normal", "large", "ties", "zeros", "subnormal", "mixed", "all_codes")
-"""all_codes: every one of the 65,536 bfloat16 codes, NaNs and infinities too, over 128 tokens; the others as in
-properties.data."""
+"""all_codes: every one of the 65,536 bfloat16 codes, NaNs and infinities too, over 128 tokens; the
+others as in properties.data.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,12 @@ class CacheCase:
         return record
 
 
-CASES = st.builds(CacheCase, tokens=st.integers(1, 11), data=st.sampled_from(KINDS), seed=st.integers(0, 2**16 - 1))
+CASES = st.builds(
+    CacheCase,
+    tokens=st.integers(1, 11),
+    data=st.sampled_from(KINDS),
+    seed=st.integers(0, 2**16 - 1),
+)
 CORNERS = (CacheCase(128, "all_codes"), CacheCase(5, "mixed"), CacheCase(1, "zeros"))
 
 
@@ -75,20 +83,33 @@ def _kernel_back(device: Device, case: CacheCase, source: str | None) -> KernelR
 
 
 QUANTIZE = Subject("fp8_kv_cache", CASES, CacheCase, CORNERS, _model, _kernel)
-DEQUANTIZE = Subject("fp8_kv_cache", CASES, CacheCase, (CacheCase(5, "mixed"), CacheCase(3)), _model_back, _kernel_back)
+DEQUANTIZE = Subject(
+    "fp8_kv_cache",
+    CASES,
+    CacheCase,
+    (CacheCase(5, "mixed"), CacheCase(3)),
+    _model_back,
+    _kernel_back,
+)
 
 
 def _codes(name: str, ours: Array, theirs: Array) -> None:
     different = np.flatnonzero(ours.reshape(-1) != theirs.reshape(-1))
     if len(different):
-        raise LawViolation(f"{name}: {len(different)} codes differ from ml_dtypes, first input {int(different[0])}")
+        raise LawViolation(
+            f"{name}: {len(different)} codes differ from ml_dtypes, first input {int(different[0])}"
+        )
 
 
 def check_codecs(context: Context, case: None) -> None:
     """Every code and every bfloat16 value through our codecs and through ml_dtypes."""
     codes = np.arange(256, dtype=np.uint8)
     bits_equal("decode_e4m3", codes.view(E4M3).astype(np.float32), formats.decode_e4m3(codes))
-    bits_equal("decode_ue8m0", codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32), formats.decode_ue8m0(codes))
+    bits_equal(
+        "decode_ue8m0",
+        codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32),
+        formats.decode_ue8m0(codes),
+    )
     all_bf16 = np.arange(1 << 16, dtype=np.uint16)
     wide = all_bf16.view(BF16).astype(np.float32)
     bits_equal("decode_bf16", wide, formats.decode_bf16(all_bf16))
@@ -116,8 +137,16 @@ def check_layout(context: Context, case: CacheCase) -> None:
             with np.errstate(invalid="ignore"):
                 largest = np.float32(np.nanmax(np.abs(np.append(x, 0.0))))
                 ratio = max(largest / np.float32(448), np.float32(1e-4))
-                exponent = 128 if np.isinf(ratio) else int(np.frexp(ratio)[1]) - (np.frexp(ratio)[0] == 0.5)
-                scale = np.float32(2.0) ** np.float32(exponent) if exponent < 128 else np.float32(np.inf)
+                exponent = (
+                    128
+                    if np.isinf(ratio)
+                    else int(np.frexp(ratio)[1]) - (np.frexp(ratio)[0] == 0.5)
+                )
+                scale = (
+                    np.float32(2.0) ** np.float32(exponent)
+                    if exponent < 128
+                    else np.float32(np.inf)
+                )
                 scaled = (x.astype(np.float32) * (np.float32(1) / scale)).astype(np.float64)
                 codes = np.clip(scaled, -448, 448).astype(np.float32).astype(E4M3).view(np.uint8)
             record += np.where(np.isnan(scaled), np.uint8(0x7F), codes).tobytes()
@@ -142,9 +171,10 @@ def _finite_case(case: CacheCase) -> CacheCase:
 def check_round_trip(context: Context, case: CacheCase) -> None:
     """Quantise and dequantise on the device: the error is half a step of e4m3.
 
-    A tile's scale s has 448 s >= amax, so nothing saturates.  A normal code has three fraction bits: the error is at most
-    2^-4 |x|.  Below 2^-6 s codes are 2^-9 s apart: the error is at most 2^-10 s.  Codes times a power of two are exact in
-    bfloat16 (four significant bits).  RoPE is a copy.
+    A tile's scale s has 448 s >= amax, so nothing saturates.  A normal code has three fraction
+    bits: the error is at most 2^-4 |x|.  Below 2^-6 s codes are 2^-9 s apart: the error is at most
+    2^-10 s.  Codes times a power of two are exact in bfloat16 (four significant bits).  RoPE is a
+    copy.
     """
     case = _finite_case(case)
     kv = case.kv()
@@ -152,8 +182,16 @@ def check_round_trip(context: Context, case: CacheCase) -> None:
     source = context.sources.get("fp8_kv_cache")
     out = host.fp8_kv_dequantize(context.device, cache, source=source).outputs["out"]
     x = kv[:, :512].astype(np.float64)
-    scales = np.repeat(np.ascontiguousarray(cache[:, 512:528]).view(np.float32).astype(np.float64), 128, axis=1)
-    within("nope", out[:, :512], x, np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * scales), "half a step of e4m3")
+    scales = np.repeat(
+        np.ascontiguousarray(cache[:, 512:528]).view(np.float32).astype(np.float64), 128, axis=1
+    )
+    within(
+        "nope",
+        out[:, :512],
+        x,
+        np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * scales),
+        "half a step of e4m3",
+    )
     bits_equal("rope", kv[:, 512:], out[:, 512:])
 
 
@@ -169,28 +207,43 @@ def check_idempotent(context: Context, case: CacheCase) -> None:
     bits_equal("second pass", once, through(once))
 
 
-def _renamed(laws: list[Law], prefix: str) -> list[Law]:
-    return [
-        Law(
-            law.algorithm, f"{prefix}_{law.name}", law.tier, law.statement, law.check, law.strategy, law.case_type,
-            law.corners, law.examples, law.uses_device,
-        )
-        for law in laws
-    ]  # fmt: skip
+def _prefixed(prefix: str, laws: list[Law]) -> list[Law]:
+    return [replace(law, name=f"{prefix}_{law.name}") for law in laws]
 
 
-def _law(name: str, tier: str, statement: str, check: object, examples: int = 10) -> Law:
+def _law(name: str, tier: Tier, statement: str, check: Callable[[Context, CacheCase], None]) -> Law:
     return Law(
-        "fp8_kv_cache", name, tier, statement, check, CASES, CacheCase, CORNERS, examples,  # type: ignore[arg-type]
-    )  # fmt: skip
+        algorithm="fp8_kv_cache",
+        name=name,
+        tier=tier,
+        statement=statement,
+        check=check,
+        strategy=CASES,
+        case_type=CacheCase,
+        corners=CORNERS,
+        examples=10,
+    )
 
 
 LAWS = [
-    Law("fp8_kv_cache", "codecs", "exact", "all codes and all 65,536 bfloat16 inputs convert as in ml_dtypes",
-        check_codecs, uses_device=False),
+    Law(
+        algorithm="fp8_kv_cache",
+        name="codecs",
+        tier="exact",
+        statement="all codes and all 65,536 bfloat16 inputs convert as in ml_dtypes",
+        check=check_codecs,
+        uses_device=False,
+    ),
     _law("layout", "exact", "records equal the published layout byte for byte", check_layout),
-    *_renamed(kernel_laws(QUANTIZE, examples=15), "quantize"),
-    *_renamed(kernel_laws(DEQUANTIZE, examples=15), "dequantize"),
-    _law("round_trip", "bounded", "quantising loses at most half a step of e4m3; RoPE is unchanged", check_round_trip),
-    _law("idempotent", "exact", "a second pass through the cache changes nothing", check_idempotent),
-]  # fmt: skip
+    *_prefixed("quantize", kernel_laws(QUANTIZE, examples=15)),
+    *_prefixed("dequantize", kernel_laws(DEQUANTIZE, examples=15)),
+    _law(
+        "round_trip",
+        "bounded",
+        "quantising loses at most half a step of e4m3; RoPE is unchanged",
+        check_round_trip,
+    ),
+    _law(
+        "idempotent", "exact", "a second pass through the cache changes nothing", check_idempotent
+    ),
+]

@@ -1,4 +1,6 @@
-"""A law: a sentence about model and kernel, the cases it is tried on, and the function that finds a violation."""
+"""A law: a sentence about model and kernel, the cases it is tried on, and the function that finds a
+violation.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ class LawViolation(SimkitError):
     """A law that does not hold: what differs, where, and by how much."""
 
 
+class LawSkipped(SimkitError):
+    """A law that this device cannot be held to; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrafficRow:
-    """Predicted and measured bytes of one tensor in one direction, summed over the cases of a run."""
+    """Predicted and measured bytes of one tensor in one direction, summed over the cases of a
+    run.
+    """
 
     algorithm: str
     tensor: str
@@ -38,8 +46,8 @@ class TrafficRow:
 class Context:
     """What laws are checked on.
 
-    ``device`` runs kernels; ``gpu`` is the machine that models stand for.  ``sources`` replaces kernel source text by
-    algorithm: how tests show that a broken kernel is noticed.
+    ``device`` runs kernels; ``gpu`` is the machine that models stand for.  ``sources`` replaces
+    kernel source text by algorithm: how tests show that a broken kernel is noticed.
     """
 
     device: Device
@@ -50,7 +58,9 @@ class Context:
     def machine(self, arithmetic: Literal["reference", "device"]) -> Machine:
         return Machine(self.gpu, arithmetic)
 
-    def record_traffic(self, algorithm: str, tensor: str, direction: str, predicted: int, measured: int) -> None:
+    def record_traffic(
+        self, algorithm: str, tensor: str, direction: str, predicted: int, measured: int
+    ) -> None:
         """Adds to the totals that the report shows beside each other."""
         key = (algorithm, tensor, direction)
         before = self.traffic.get(key, (0, 0))
@@ -64,9 +74,10 @@ class Context:
 class Law:
     """One law.
 
-    ``check(context, case)`` raises LawViolation.  ``strategy`` draws cases (frozen dataclasses of plain scalars, so that
-    each is a line of JSON); None means that one call with None covers everything.  ``corners`` are tried first,
-    ``examples`` is how many drawn cases an ordinary run adds.  ``uses_device``: it runs a kernel.
+    ``check(context, case)`` raises LawViolation.  ``strategy`` draws cases (frozen dataclasses of
+    plain scalars, so that each is a line of JSON); None means that one call with None covers
+    everything.  ``corners`` are tried first, ``examples`` is how many drawn cases an ordinary run
+    adds.  ``uses_device``: it runs a kernel.
     """
 
     algorithm: str
@@ -83,7 +94,9 @@ class Law:
     def case_from_json(self, text: str) -> Any:
         """A case from its JSON.  SimkitError for text that is not one."""
         if self.case_type is None:
-            raise SimkitError(f"law {self.name!r} of {self.algorithm} has no cases: it covers everything at once")
+            raise SimkitError(
+                f"law {self.name!r} of {self.algorithm} has no cases: it covers everything at once"
+            )
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
@@ -107,7 +120,9 @@ def case_to_json(case: Any) -> str:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How a law fared: ``detail`` says what was violated or why it was skipped, ``reproducer`` repeats a failure."""
+    """How a law fared: ``detail`` says what was violated or why it was skipped, ``reproducer``
+    repeats a failure.
+    """
 
     algorithm: str
     law: str

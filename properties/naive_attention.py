@@ -21,7 +21,9 @@ def _model(machine: Machine, case: AttentionCase) -> Mapping[str, Array]:
 
 def _kernel(device: Device, case: AttentionCase, source: str | None) -> KernelResult:
     problem = case.problem()
-    return host.naive_attention(device, problem.q, problem.k, problem.v, causal=case.causal, source=source)
+    return host.naive_attention(
+        device, problem.q, problem.k, problem.v, causal=case.causal, source=source
+    )
 
 
 SUBJECT = Subject(

@@ -12,7 +12,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from hypothesis.errors import Unsatisfiable
 
-from properties.law import CheckResult, Context, Law, LawViolation, case_to_json
+from properties.law import (
+    CheckResult,
+    Context,
+    Law,
+    LawSkipped,
+    LawViolation,
+    case_to_json,
+)
 from simkit.errors import SimkitError
 
 
@@ -34,9 +41,10 @@ def run_law(
 ) -> CheckResult:
     """Checks a law on its corners and on drawn cases; the same cases for the same seed.
 
-    ``examples`` overrides how many are drawn, ``seconds`` ends the run early (counting what was tried), ``progress`` is
-    told the number of cases so far, ``on_case`` each case.  An error of simkit's family raised by a case is a failure
-    of the law like a violation: a kernel that cannot run is not right.
+    ``examples`` overrides how many are drawn, ``seconds`` ends the run early (counting what was
+    tried), ``progress`` is told the number of cases so far, ``on_case`` each case.  An error of
+    simkit's family raised by a case is a failure of the law like a violation: a kernel that cannot
+    run is not right.
     """
     started = time.perf_counter()
     count = 0
@@ -66,6 +74,10 @@ def run_law(
             _explore(law, attempt, law.examples if examples is None else examples, seed, shrink)
     except _OutOfTime:
         pass
+    except LawSkipped as reason:
+        return CheckResult(
+            law.algorithm, law.name, _on(law, context), law.tier, 0, "skip", str(reason)
+        )
     except SimkitError:
         assert failure is not None
     elapsed = time.perf_counter() - started
@@ -82,10 +94,16 @@ def replay(law: Law, context: Context, case: Any) -> CheckResult:
     started = time.perf_counter()
     try:
         _check(law, context, case)
+    except LawSkipped as reason:
+        return CheckResult(
+            law.algorithm, law.name, _on(law, context), law.tier, 0, "skip", str(reason)
+        )
     except SimkitError as error:
         return _failed(law, context, case, error, 1, time.perf_counter() - started)
     elapsed = time.perf_counter() - started
-    return CheckResult(law.algorithm, law.name, _on(law, context), law.tier, 1, "pass", seconds=elapsed)
+    return CheckResult(
+        law.algorithm, law.name, _on(law, context), law.tier, 1, "pass", seconds=elapsed
+    )
 
 
 def _check(law: Law, context: Context, case: Any) -> None:
@@ -102,7 +120,9 @@ def reproducer(law: Law, case: Any, on: str) -> str:
     return line + (f" --on {on}" if law.uses_device else "")
 
 
-def _explore(law: Law, attempt: Callable[[Any], None], examples: int, seed: int, shrink: bool) -> None:
+def _explore(
+    law: Law, attempt: Callable[[Any], None], examples: int, seed: int, shrink: bool
+) -> None:
     assert law.strategy is not None
     if examples < 1:
         return

@@ -1,4 +1,6 @@
-"""The laws that every kernel with a model obeys, written once: same bits, same bytes, any schedule, small error."""
+"""The laws that every kernel with a model obeys, written once: same bits, same bytes, any schedule,
+small error.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from gpu.kernels.result import KernelResult
 from gpu.ptx.executor import PtxDevice
 from gpu.ptx.schedule import Schedule
 from properties.compare import Array, bits_equal, within
-from properties.law import Context, Law, LawViolation
+from properties.law import Context, Law, LawSkipped, LawViolation, Tier
 from simkit.machine.machine import Machine
+from simkit.machine.memory import Direction
 
-# How much worse than the same mathematics in the same precision a kernel may be: its sums run in another order and its
-# exponentials are 1 ulp polynomials, each of which can at most double an error that rounding dominates.
+# How much worse than the same mathematics in the same precision a kernel may be: its sums run in
+# another order and its exponentials are 1 ulp polynomials, each of which can at most double an
+# error that rounding dominates.
 ACCURACY_FACTOR = 2.0
 # Half a unit in the last place of bfloat16, relative: what rounding the output alone costs.
 BF16_HALF_ULP = 2.0**-9
@@ -31,9 +35,10 @@ SCHEDULES = (Schedule("lazy"), Schedule("random", 1))
 class Subject:
     """An algorithm as the laws see it.
 
-    ``model(machine, case)`` and ``kernel(device, case, source)`` give arrays by tensor name; ``comparable`` may limit
-    the elements that are compared (unwritten ones have no bits).  ``reference(case)`` is o in float64, ``emulation(case)``
-    the same mathematics with only the roundings that the precision makes unavoidable.
+    ``model(machine, case)`` and ``kernel(device, case, source)`` give arrays by tensor name;
+    ``comparable`` may limit the elements that are compared (unwritten ones have no bits).
+    ``reference(case)`` is o in float64, ``emulation(case)`` the same mathematics with only the
+    roundings that the precision makes unavoidable.
     """
 
     algorithm: str
@@ -44,56 +49,97 @@ class Subject:
     kernel: Callable[[Device, Any, str | None], KernelResult]
     reference: Callable[[Any], Mapping[str, Array]] | None = None
     emulation: Callable[[Any], Array] | None = None
-    comparable: Callable[[Any, str, Mapping[str, Array]], Array | None] = lambda case, name, model: None
+    comparable: Callable[[Any, str, Mapping[str, Array]], Array | None] | None = None
 
     def run_kernel(self, context: Context, case: Any, device: Device | None = None) -> KernelResult:
         return self.kernel(device or context.device, case, context.sources.get(self.algorithm))
 
 
 def kernel_laws(subject: Subject, examples: int = 25) -> list[Law]:
-    """The laws of a subject."""
-
-    def law(
-        name: str, tier: Any, statement: str, check: Callable[[Subject, Context, Any], None], count: int,
-        corners: int | None = None,
-    ) -> Law:  # fmt: skip
-        return Law(
-            subject.algorithm, name, tier, statement, lambda context, case: check(subject, context, case),
-            subject.strategy, subject.case_type, subject.corners[:corners], count,
-        )  # fmt: skip
-
+    """The laws of a subject; ``examples`` of the first, fewer of the slower ones."""
     laws = [
-        law("bits", "exact", "the kernel's outputs equal the model's device arithmetic bit for bit", check_bits, examples),
-        law("traffic", "exact", "bytes requested and sectors touched are as predicted, per tensor and direction",
-            check_traffic, max(examples // 2, 5)),
-        law("schedules", "exact", "the outputs do not depend on the order of warps, CTAs and asynchronous copies",
-            check_schedules, max(examples // 10, 2), corners=2),
-    ]  # fmt: skip
+        _law(
+            subject,
+            "bits",
+            "exact",
+            "the kernel's outputs equal the model's device arithmetic bit for bit",
+            check_bits,
+            examples,
+        ),
+        _law(
+            subject,
+            "traffic",
+            "exact",
+            "bytes requested and sectors touched are as predicted, per tensor and direction",
+            check_traffic,
+            max(examples // 2, 5),
+        ),
+        _law(
+            subject,
+            "schedules",
+            "exact",
+            "the outputs do not depend on the order of warps, CTAs and asynchronous copies",
+            check_schedules,
+            max(examples // 10, 2),
+            corners=2,
+        ),
+    ]
     if subject.reference is not None:
         laws.append(
-            law("accuracy", "statistical", "the error against float64 is at most twice that of the same precision",
-                check_accuracy, max(examples // 2, 5))
-        )  # fmt: skip
+            _law(
+                subject,
+                "accuracy",
+                "statistical",
+                "the error against float64 is at most twice that of the same precision",
+                check_accuracy,
+                max(examples // 2, 5),
+            )
+        )
     return laws
+
+
+def _law(
+    subject: Subject,
+    name: str,
+    tier: Tier,
+    statement: str,
+    check: Callable[[Subject, Context, Any], None],
+    examples: int,
+    corners: int | None = None,
+) -> Law:
+    return Law(
+        algorithm=subject.algorithm,
+        name=name,
+        tier=tier,
+        statement=statement,
+        check=lambda context, case: check(subject, context, case),
+        strategy=subject.strategy,
+        case_type=subject.case_type,
+        corners=subject.corners[:corners],
+        examples=examples,
+    )
 
 
 def check_bits(subject: Subject, context: Context, case: Any) -> None:
     model = subject.model(context.machine("device"), case)
     kernel = subject.run_kernel(context, case).outputs
+    comparable = subject.comparable
     for name, expected in model.items():
         if name not in kernel:
             raise LawViolation(f"the kernel writes no {name!r}; it writes {', '.join(kernel)}")
-        bits_equal(name, expected, kernel[name], subject.comparable(case, name, model))
+        bits_equal(
+            name, expected, kernel[name], comparable(case, name, model) if comparable else None
+        )
 
 
 def check_traffic(subject: Subject, context: Context, case: Any) -> None:
     machine = context.machine("device")
     subject.model(machine, case)
     reports = subject.run_kernel(context, case).reports
-    measured: dict[tuple[str, str], list[int]] = {}
+    measured: dict[tuple[str, Direction], list[int]] = {}
     for report in reports:
         if report.traffic is None:
-            raise LawViolation(f"the device {report.device!r} measured no traffic")
+            raise LawSkipped(f"the device {report.device!r} does not count traffic")
         for entry in report.traffic.tensors:
             total = measured.setdefault((entry.tensor, entry.direction), [0, 0])
             total[0] += entry.requested
@@ -106,7 +152,8 @@ def check_traffic(subject: Subject, context: Context, case: Any) -> None:
         context.record_traffic(subject.algorithm, tensor, direction, expected[1], found[1])
         if expected != found:
             problems.append(
-                f"{tensor} {direction}: predicted {expected[0]} bytes in {expected[1]} bytes of sectors,"
+                f"{tensor} {direction}: predicted {expected[0]} bytes in"
+                f" {expected[1]} bytes of sectors,"
                 f" measured {found[0]} in {found[1]}"
             )
     if problems:
@@ -114,13 +161,16 @@ def check_traffic(subject: Subject, context: Context, case: Any) -> None:
 
 
 def check_schedules(subject: Subject, context: Context, case: Any) -> None:
-    """On the executor under adversarial schedules; on a GPU, which has its own, by running again."""
+    """On the executor under adversarial schedules; on a GPU, which has its own, by running
+    again.
+    """
     device = context.device
     first = subject.run_kernel(context, case).outputs
     others: list[tuple[str, Device]]
     if isinstance(device, PtxDevice):
         others = [
-            (f"{s.kind}({s.seed})", device.with_options(replace(device.options, schedule=s))) for s in SCHEDULES
+            (f"{s.kind}({s.seed})", device.with_options(replace(device.options, schedule=s)))
+            for s in SCHEDULES
         ]
     else:
         others = [(f"run {n}", device) for n in (2, 3)]
@@ -130,7 +180,11 @@ def check_schedules(subject: Subject, context: Context, case: Any) -> None:
             try:
                 bits_equal(tensor, values, again[tensor])
             except LawViolation as violation:
-                text = str(violation).replace("the model", "the first run").replace("model", "first run")
+                text = (
+                    str(violation)
+                    .replace("the model", "the first run")
+                    .replace("model", "first run")
+                )
                 raise LawViolation(f"schedule {name}: {text}") from violation
 
 
@@ -143,11 +197,16 @@ def check_accuracy(subject: Subject, context: Context, case: Any) -> None:
     error = rounding
     if subject.emulation is not None:
         with np.errstate(invalid="ignore"):
-            error = max(error, float(np.nanmax(np.abs(subject.emulation(case) - exact), initial=0.0)))
+            error = max(
+                error, float(np.nanmax(np.abs(subject.emulation(case) - exact), initial=0.0))
+            )
     within("o", kernel["o"], exact, ACCURACY_FACTOR * error, "2 x the error of the same precision")
 
 
 def product(case_type: type, **choices: tuple[Any, ...]) -> tuple[Any, ...]:
     """Cases for every combination of the choices."""
     names = list(choices)
-    return tuple(case_type(**dict(zip(names, values, strict=True))) for values in itertools.product(*choices.values()))
+    return tuple(
+        case_type(**dict(zip(names, values, strict=True)))
+        for values in itertools.product(*choices.values())
+    )

@@ -79,6 +79,5 @@ def algorithm(name: str) -> Algorithm:
     for row in ALGORITHMS:
         if row.name == name:
             return row
-    raise SimkitError(
-        f"no algorithm {name!r} in the catalogue; it has {', '.join(row.name for row in ALGORITHMS)}"
-    )
+    names = ", ".join(row.name for row in ALGORITHMS)
+    raise SimkitError(f"no algorithm {name!r} in the catalogue; it has {names}")

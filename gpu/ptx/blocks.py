@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpu.ptx.isa.registry import Form
+from gpu.ptx.registry import Form
 from gpu.ptx.syntax import (
     Address,
     Group,

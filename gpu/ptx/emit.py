@@ -10,13 +10,13 @@ without any masks, and one for diverged warps.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from gpu.ptx.blocks import Block, Item
+from gpu.ptx.blocks import Block, Item, registers_of
 from gpu.ptx.program import Program
 from gpu.ptx.syntax import (
     Address,
@@ -79,6 +79,9 @@ class Emitter:
         # Tensor-core operands decoded so far, by their registers; dropped when one of them is
         # written.
         self.decoded: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+        # Accumulators that only pass from one mma to the next.
+        self.chained: set[str] = set()
         self.counter = 0
         self.mask = "m" if masked else "None"
         self.instruction: Instruction | None = None
@@ -138,6 +141,18 @@ class Emitter:
             self.constants[key] = name
             self.namespace[name] = array
         return self.constants[key]
+
+    def remember(self, key: tuple[tuple[str, ...], tuple[str, ...]], value: str) -> None:
+        """Keeps what an instruction leaves in registers in its decoded form too."""
+        self._remembered[key] = value
+
+    def forget(self, written: Iterable[str]) -> None:
+        """After an instruction: decoded values of the registers it wrote are out of date."""
+        names = set(written)
+        if names and self.decoded:
+            self.decoded = {k: v for k, v in self.decoded.items() if names.isdisjoint(k[0])}
+        self.decoded.update(self._remembered)
+        self._remembered = {}
 
     def register_code(self, name: str) -> str:
         return storage_code(self.program.registers[name])
@@ -310,9 +325,29 @@ def plan_temporaries(block: Block, program: Program) -> dict[int, dict[str, Slot
     return plan
 
 
+def _chained_accumulators(block: Block, program: Program) -> set[str]:
+    """Registers that an mma writes and only later mma instructions of the block read, as c."""
+    written: set[str] = set()
+    others: set[str] = set(program.persistent)
+    for item in block.items:
+        if item.form.opcode == "mma" and item.instruction.guard is None:
+            written.update(item.writes)
+            accumulator = set(registers_of(item.instruction.operands[3]))
+            others.update(r for o in item.instruction.operands[1:3] for r in registers_of(o))
+            if not accumulator <= written:
+                others |= accumulator
+        else:
+            others.update(item.reads)
+            others.update(item.writes)
+    if block.condition is not None:
+        others.add(block.condition.name)
+    return written - others
+
+
 def generate(block: Block, program: Program, symbols: Mapping[str, int], masked: bool) -> Code:
     """Compiles one block.  PtxError (with the line) where operands do not fit an instruction."""
     emitter = Emitter(program, symbols, masked)
+    emitter.chained = _chained_accumulators(block, program)
     plan = plan_temporaries(block, program)
     for index, item in enumerate(block.items):
         emitter.temporaries = plan[index]
@@ -361,6 +396,4 @@ def _emit(emitter: Emitter, item: Item) -> None:
             emitter.mask = emitter.fresh(f"~{guard}") if instruction.guard_negated else guard
     item.form.translator(emitter, instruction, item.modifiers)
     emitter.mask = base
-    if emitter.decoded and item.writes:
-        written = set(item.writes)
-        emitter.decoded = {k: v for k, v in emitter.decoded.items() if written.isdisjoint(k[0])}
+    emitter.forget(item.writes)

@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from gpu.arguments import Parameter, pack
+from gpu.arguments import Parameter, pack, parameter_buffer
 from gpu.compile import compile_cuda
 from gpu.counters import Report
-from gpu.ptx import isa, spaces
-from gpu.ptx.emit import Code, generate
+from gpu.ptx import spaces
+from gpu.ptx.emit import Code
 from gpu.ptx.launch import Launch, Options, dimensions
 from gpu.ptx.memory import Allocation, GlobalMemory
-from gpu.ptx.parser import parse
-from gpu.ptx.program import Program, lower, source_place
-from gpu.ptx.syntax import Label, Module, Position, Variable
+from gpu.ptx.program import Program, source_place
+from gpu.ptx.syntax import Module, Position, Variable
+from gpu.ptx.translation import translate
 from simkit.errors import CapacityError, DtypeError, LaunchError, PtxError, ShapeError
 from simkit.machine.gpus import gpu as find_gpu
-
-assert isa  # importing it registers every instruction
 
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
 _BLOCK_LIMITS = (1024, 1024, 64)
@@ -75,17 +73,14 @@ class PtxKernel:
     def __init__(self, module: PtxModule, name: str) -> None:
         self.name = name
         self.module = module
-        self.program: Program = lower(module.syntax, name)
+        translation = module.translation
+        self.program: Program = translation.program(name)
         self.parameters = [Parameter.of(v) for v in self.program.parameters]
         self.symbols = dict(module.symbols)
         self.symbols.update(self.program.local_offsets)
         self.symbols.update(self.program.parameter_offsets)
         self.static_shared = self._lay_out_shared()
-        self._codes: dict[tuple[int, bool], Code] = {}
-        # Every instruction is translated now, so that what cannot run is refused before anything
-        # does.
-        for block in self.program.blocks:
-            self.code(block.index, False)
+        self._code = translation.code(name, self.symbols)
 
     def _lay_out_shared(self) -> int:
         """Offsets of shared variables: static ones first, dynamic ones (of unknown size) all at the
@@ -106,15 +101,10 @@ class PtxKernel:
         return end
 
     def code(self, block: int, is_masked: bool) -> Code:
-        key = (block, is_masked)
-        if key not in self._codes:
-            self._codes[key] = generate(
-                self.program.blocks[block], self.program, self.symbols, is_masked
-            )
-        return self._codes[key]
+        return self._code.of(block, is_masked)
 
     def place(self, site: int) -> str:
-        position = self.module.positions.get(site, Position(site))
+        position = self.module.translation.positions.get(site, Position(site))
         return source_place(self.module.syntax, position)
 
     def launch(
@@ -155,11 +145,10 @@ class PtxKernel:
                 f" ({self.static_shared} static), {device.gpu.name} has"
                 f" {device.gpu.smem_per_block_optin} per block"
             )
-        parameters = np.zeros(max(self.program.parameter_bytes, 16) + 16, np.uint8)
-        packed = pack(self.name, self.parameters, args)
-        for parameter, data in zip(self.parameters, packed, strict=True):
-            start = self.program.parameter_offsets[parameter.name]
-            parameters[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        data = parameter_buffer(self.parameters, pack(self.name, self.parameters, args))
+        # Room behind them, so that whatever follows the last one can be viewed at any width.
+        parameters = np.zeros(-(-len(data) // 16) * 16 + 16, np.uint8)
+        parameters[: len(data)] = np.frombuffer(data, np.uint8)
         return Launch(
             self,
             extents,
@@ -183,13 +172,8 @@ class PtxModule:
     def __init__(self, device: PtxDevice, ptx: str) -> None:
         self.device = device
         self.ptx = ptx
-        self.syntax: Module = parse(ptx)
-        self.positions = {
-            s.position.line: s.position
-            for f in self.syntax.functions.values()
-            for s in f.body
-            if not isinstance(s, Label)
-        }
+        self.translation = translate(ptx)
+        self.syntax: Module = self.translation.syntax
         self.symbols: dict[str, int] = {}
         self.shared = [v for v in self.syntax.variables if v.space == "shared"]
         self._variables: list[PtxArray] = []

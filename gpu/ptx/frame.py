@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from gpu.ptx import formatting, spaces
 from gpu.ptx.memory import Allocation, Bytes
 from gpu.ptx.types import DTYPES
 from simkit.errors import LaunchError, MemoryAccessError, TrapError
-from simkit.numerics.tensor_core import dot_accumulate, dot_accumulate_fast
+from simkit.numerics.tensor_core import Operand, dot_accumulate, dot_accumulate_fast, prepare
 
 if TYPE_CHECKING:
     from gpu.ptx.emit import Code, Slot
@@ -520,7 +520,12 @@ class Frame:
         self.grid.counters.shared(offsets, 16, None)
         return self.grid.shared, offsets + self.shared_base
 
-    def mma(self, a: Array, b: Array, c: Array, kind: str) -> Array:
+    def operand(self, matrix: Array, kind: str) -> Operand | Array:
+        """A decoded A or B with what the exact tensor core needs of it again and again."""
+        core = self.grid.tensor_core(kind)
+        return matrix if core is None else prepare(matrix, core)
+
+    def mma(self, a: Any, b: Any, c: Array, kind: str) -> Array:
         """a (16, K, warps) @ b (K, 8, warps) + c, exactly as the tensor core or in plain
         float32.
         """

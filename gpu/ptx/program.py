@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpu.ptx.blocks import EXIT, Block, Item, registers_of
-from gpu.ptx.isa.registry import TABLE
 from gpu.ptx.optimize import simplify
+from gpu.ptx.registry import TABLE
 from gpu.ptx.syntax import (
     Address,
     Function,
@@ -108,7 +108,6 @@ class _Inliner:
 
     def run(self, kernel: Function) -> Function:
         flat = Function(kernel.name, True, kernel.parameters, [], kernel.position)
-        self.scalars: dict[str, str] = {}
         flat.registers.update(kernel.registers)
         self.copy(kernel, flat, "", {}, None, (kernel.name,))
         return flat
@@ -125,14 +124,15 @@ class _Inliner:
         """Appends ``source``'s body to ``flat``; ``after`` is the label that a return jumps to."""
         if prefix:
             flat.registers.update({prefix + n: t for n, t in source.registers.items()})
-        local = {v.name for v in source.variables if v.space in ("local", "param", "shared")}
+        local = {v.name for v in source.variables if v.space in ("local", "param")}
         call_parameters = {v.name for v in source.variables if v.space == "param"}
         labels = {s.name for s in source.body if isinstance(s, Label)}
         for variable in source.variables:
-            if variable.space in ("local", "shared"):
+            if variable.space == "local":
                 flat.variables.append(replace(variable, name=prefix + variable.name))
-            elif variable.space != "param":
-                self.module.variables.append(replace(variable, name=variable.name))
+            elif variable.space == "shared" and variable not in flat.variables:
+                # One per CTA, however often its function is called.
+                flat.variables.append(variable)
         for name, targets in source.tables.items():
             flat.tables[prefix + name] = tuple(prefix + t for t in targets)
 

@@ -50,6 +50,10 @@ class Tile:
     q: int = 64
     kv: int = 64
 
+    def __post_init__(self) -> None:
+        if min(self.q, self.kv) < 1:
+            raise ShapeError(f"a tile has at least one query and one key, not {self}")
+
     def shared_bytes(self, d: int) -> int:
         """Shared memory of a CTA: Q, two each of K and V in bfloat16, and a row of LSE."""
         return (self.q + 4 * self.kv) * d * BF16.itemsize + self.q * 4

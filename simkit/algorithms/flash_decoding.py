@@ -25,6 +25,8 @@ from simkit.algorithms.problem import BF16, AttentionProblem
 from simkit.algorithms.softmax import (
     butterfly_sum,
     row_maximum,
+    softmax_lse,
+    softmax_output,
     softmax_shift,
     softmax_weight,
 )
@@ -165,10 +167,9 @@ def _combine(
             if machine.computes:
                 l = np.where(present, l, 0)  # noqa: E741
                 total = total.merge(OnlineSoftmax(m.ravel(), l.ravel(), part.reshape(heads, d)))
-        output, row_lse = total.output().reshape(o.shape), total.lse().reshape(lse.shape)
-        output = to_bf16(output) if machine.is_device else output
-        cta.store(o[:], output, vector=2, by_row=True)
-        cta.store(lse[:], row_lse, vector=4, lanes=1)
+        output, row_lse = _finish(total)
+        cta.store(o[:], output.reshape(o.shape), vector=2, by_row=True)
+        cta.store(lse[:], row_lse.reshape(lse.shape), vector=4, lanes=1)
 
 
 def _load_present(cta: Cta, o_partial: Tensor, split: int, present: NDArray[np.bool_]) -> Array:
@@ -179,6 +180,14 @@ def _load_present(cta: Cta, o_partial: Tensor, split: int, present: NDArray[np.b
     for head in np.argwhere(present):
         part[tuple(head)] = cta.load(o_partial[(split, *head)], vector=4)
     return part
+
+
+def _finish(total: OnlineSoftmax) -> tuple[Array, Array]:
+    """Output and LSE of the merged parts, in the arithmetic of their dtype."""
+    if total.o.dtype == np.float64:
+        return total.output(), total.lse()
+    output = softmax_output(total.o, total.l[:, None])
+    return to_bf16(output), softmax_lse(total.m, total.l)
 
 
 class _SplitState(Protocol):

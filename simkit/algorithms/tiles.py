@@ -14,8 +14,3 @@ def tiles(stop: int, size: int, start: int = 0) -> Iterator[slice]:
 def tile_count(length: int, size: int) -> int:
     """How many tiles of ``size`` cover ``length``."""
     return -(-length // size)
-
-
-def length(tile: slice) -> int:
-    """How many elements a tile has."""
-    return int(tile.stop - tile.start)

@@ -18,7 +18,7 @@ from simkit.cli.verify import verify
 
 app = typer.Typer(
     name="simkit",
-    help="Predicts an attention kernel's bits, bytes and cycles, and proves them against the kernel.",
+    help="Predicts an attention kernel's bits, bytes and cycles, and proves them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

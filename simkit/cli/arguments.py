@@ -115,7 +115,9 @@ def argument_from_table(place: str, row: Mapping[str, Any], folder: Path) -> Arg
     """An argument as TOML has it: name, dtype and either value or shape, fill and seed."""
     is_scalar = "value" in row
     types: dict[str, Any] = {"name": str, "dtype": str}
-    types |= {"value": (int, float, str)} if is_scalar else {"shape": list, "fill": str, "seed": int}
+    types |= (
+        {"value": (int, float, str)} if is_scalar else {"shape": list, "fill": str, "seed": int}
+    )
     check_keys(place, row, types)
     for key in ("name", "dtype", *(() if is_scalar else ("shape",))):
         if key not in row:

@@ -1,7 +1,8 @@
-"""``simkit check``: someone's own kernel on the executor: traffic, conflicts, hazards, resources."""
+"""``simkit check``: someone's own kernel on the executor, and what it does."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from gpu.counters import Report
 from gpu.ptx.launch import Options
 from gpu.ptx.schedule import parse_schedule
+from simkit.cli.array_summary import summarise
 from simkit.cli.errors import NOT_HELD
 from simkit.cli.kernel_run import (
     COMPARED_SCHEDULES,
@@ -25,10 +27,12 @@ from simkit.cli.kernel_run import (
 from simkit.cli.launch import LaunchPlan, load_plan, override_plan
 from simkit.cli.options import GpuName, JsonFile
 from simkit.cli.output import bytes_text, console, table, write_json
-from simkit.cli.resources import KernelResources, kernel_resources, resource_rows
+from simkit.cli.resources import (
+    KernelResources,
+    launch_resources,
+    print_resources,
+)
 from simkit.machine.gpus import gpu as find_gpu
-
-_SHOWN_ELEMENTS = 4
 
 
 def check(
@@ -103,8 +107,14 @@ def check(
         if other != chosen and not once
     ]
     compared = compare_schedules(run, ptx, plan, gpu, others)
-    resources = kernel_resources(
-        run.kernel, find_gpu(gpu), run.report.block, plan.shared, run.report.grid
+    report = run.report
+    resources = launch_resources(
+        find_gpu(gpu),
+        report.kernel,
+        math.prod(report.grid),
+        math.prod(report.block),
+        report.shared_bytes,
+        run.kernel,
     )
     _print(run, gpu, schedule_name(chosen), resources, compared, fast)
     if save is not None:
@@ -132,17 +142,20 @@ def _print(
         f"{report.instructions:,} warp instructions, {report.lane_instructions:,} by lanes; "
         f"{report.seconds:.2f} s on the executor"
     )
-    out.print()
     out.print(_traffic_table(report))
     for line in _traffic_lines(report):
         out.print(line)
-    out.print()
-    columns = ("kernel", "CTAs", "threads", "shared", "registers", "CTAs/SM", "of warps", "limit")
-    out.print(table("Resources", columns, resource_rows([resources]), numbers=range(1, 7)))
+    print_resources(out, [resources])
+    static = run.kernel.static_shared
+    out.print(
+        f"Shared memory of a CTA: {static:,} B static, {report.shared_bytes - static:,} B dynamic."
+    )
     if run.arrays:
-        rows = [(name, *_summary(array)) for name, array in run.arrays.items()]
+        rows = [(name, *summarise(array).cells()) for name, array in run.arrays.items()]
         columns = ("array", "type", "first elements", "NaN", "inf", "min", "max")
-        out.print(table("Arrays after the launch", columns, rows, numbers=(3, 4, 5, 6)))
+        out.print(
+            table("Arrays after the launch", columns, rows, numbers=(3, 4, 5, 6), wrap=(1, 2))
+        )
     if report.output:
         out.print("Output of printf:")
         out.out(report.output, end="" if report.output.endswith("\n") else "\n")
@@ -207,22 +220,6 @@ def _extents(extents: tuple[int, int, int]) -> str:
     return "×".join(map(str, extents))
 
 
-def _summary(array: Array) -> tuple[str, str, str, str, str, str]:
-    """Type, first elements, number of NaNs and infinities, least and greatest finite element."""
-    kind = f"{array.dtype} {list(array.shape)}"
-    flat = array.reshape(-1)
-    shown = " ".join(f"{value:.4g}" for value in flat[:_SHOWN_ELEMENTS].astype(np.float64))
-    first = shown + (" …" if flat.size > _SHOWN_ELEMENTS else "")
-    if array.dtype.kind in "iu":
-        ends = (str(flat.min()), str(flat.max())) if flat.size else ("", "")
-        return kind, first, "", "", *ends
-    values = flat.astype(np.float64)
-    finite = values[np.isfinite(values)]
-    ends = (f"{finite.min():.4g}", f"{finite.max():.4g}") if finite.size else ("", "")
-    nans, infinities = np.isnan(values).sum(), np.isinf(values).sum()
-    return kind, first, str(nans), str(infinities), *ends
-
-
 def _save(arrays: dict[str, Array], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
@@ -239,16 +236,11 @@ def _as_json(
     resources: KernelResources,
     compared: list[ScheduleResult],
 ) -> dict[str, Any]:
-    columns = ("type", "first", "nan", "inf", "min", "max")
     return {
         "gpu": gpu,
         "schedule": schedule,
         "report": run.report,
-        "conflicts": run.report.traffic.shared.conflicts if run.report.traffic else 0,
         "resources": resources,
-        "arrays": {
-            name: dict(zip(columns, _summary(array), strict=True))
-            for name, array in run.arrays.items()
-        },
+        "arrays": {name: summarise(array) for name, array in run.arrays.items()},
         "schedules": compared,
     }

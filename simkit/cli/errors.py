@@ -21,7 +21,7 @@ Parameters = ParamSpec("Parameters")
 
 
 def readable_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """The command, with bad input ending in one message on standard error instead of a traceback."""
+    """The command, with bad input ending in one message on standard error, not a traceback."""
 
     @functools.wraps(command)
     def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:

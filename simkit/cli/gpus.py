@@ -13,6 +13,7 @@ from simkit.errors import DtypeError, SimkitError
 from simkit.machine.gpus import GPUS, Gpu, gpu
 from simkit.machine.occupancy import Occupancy, occupancy
 
+
 def gpus(
     name: Annotated[str | None, typer.Argument(help="One GPU, in full.")] = None,
     threads: Annotated[
@@ -91,6 +92,7 @@ def _one_gpu(row: Gpu) -> Any:
             for field in fields(row)
             if field.name not in ("name", "title", "note")
         ],
+        wrap=(1, 2, 3),
     )
 
 
@@ -124,6 +126,7 @@ def _occupancy_table(title: str, found: dict[str, Occupancy]) -> Any:
             for name, row in found.items()
         ],
         numbers=(1, 2, 3),
+        wrap=(5,),
     )
 
 

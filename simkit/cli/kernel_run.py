@@ -64,6 +64,8 @@ def ptx_text(path: Path, plan: LaunchPlan, gpu_name: str) -> str:
     except UnicodeDecodeError as error:
         raise SimkitError(f"{path} is not text: {error}") from error
     if path.suffix == ".ptx":
+        if plan.arch or plan.options:
+            raise SimkitError(f"{path}: PTX is compiled already; an arch or options change nothing")
         return text
     arch = plan.arch or find_gpu(gpu_name).arch
     return compile_cuda(text, options=plan.options, arch=arch, name=str(path))
@@ -106,7 +108,9 @@ def compare_schedules(
             results.append(ScheduleResult(name, f"{type(error).__name__}: {error}"))
             continue
         found = [
-            text for array in first.arrays if (text := _difference(array, first.arrays, other.arrays))
+            text
+            for array in first.arrays
+            if (text := _difference(array, first.arrays, other.arrays))
         ]
         results.append(ScheduleResult(name, "; ".join(found)))
     return results

@@ -35,23 +35,31 @@ def error_console() -> Console:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    numbers: Sequence[int] = (),
+    wrap: Sequence[int] = (),
 ) -> Table:
-    """A plain table; ``numbers`` are the columns set to the right, never cut off or wrapped."""
+    """A plain table.
+
+    Columns whose index is in ``numbers`` are set to the right; those in ``wrap`` give way where the
+    width is short, the others stay on one line.
+    """
     grid = Table(
-        title=title,
+        title=f"\n{title}",  # a blank line parts it from what comes before
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
-        padding=(0, 1),
+        collapse_padding=True,
     )
     for index, name in enumerate(columns):
-        is_number = index in numbers
         grid.add_column(
             Text(name),
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
+            justify="right" if index in numbers else "left",
+            no_wrap=index not in wrap,
             overflow="fold",
         )
     for row in rows:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,8 +145,28 @@ def tensor_core(arch: str, kind: str) -> TensorCore:
     return core
 
 
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A or B with the exponents that a step aligns by: worth keeping where it is used again."""
+
+    values: Float32Array
+    exponents: NDArray[np.int16]
+    top: int
+
+    def part(self, rows: Any, columns: Any) -> Operand:
+        """A submatrix; ``top`` stays, as the bound that it then is."""
+        return Operand(self.values[rows, columns], self.exponents[rows, columns], self.top)
+
+
+def prepare(x: Float32Array, core: TensorCore) -> Operand:
+    """``x`` as `dot_accumulate` can take it in place of the array, any number of times."""
+    x = as_float32(x, "operand")
+    exponents = _exponents(x, core.input_min_exponent)
+    return Operand(x, exponents, int(exponents.max(initial=-127)))
+
+
 def dot_accumulate(
-    a: Float32Array, b: Float32Array, c: Float32Like, core: TensorCore
+    a: Float32Array | Operand, b: Float32Array | Operand, c: Float32Like, core: TensorCore
 ) -> Float32Array:
     """``a @ b + c`` as the tensor core ``core`` computes it; float32 [M, N, *batch].
 
@@ -154,8 +175,9 @@ def dot_accumulate(
     cut into chained steps of ``core.terms``, ascending. A NaN result is 0x7FFFFFFF, infinities
     and overflow follow IEEE 754, a zero result is +0. Errors: `ShapeError`, `DtypeError`.
     """
-    a, b, c = as_float32(a, "a"), as_float32(b, "b"), as_float32(c, "c")
-    shape = _result_shape(a, b, c)
+    a, b = (x if isinstance(x, Operand) else prepare(x, core) for x in (a, b))
+    c = as_float32(c, "c")
+    shape = _result_shape(a.values, b.values, c)
     row_size = math.prod(shape[1:])
     rows = max(1, _PIECE // max(1, row_size))
     if shape[0] <= rows:
@@ -164,22 +186,20 @@ def dot_accumulate(
     result = np.empty(shape, np.float32)
     for start in range(0, shape[0], rows):
         piece = slice(start, start + rows)
-        result[piece] = _dot_accumulate_piece(a[piece], b, c[piece], core)
+        result[piece] = _dot_accumulate_piece(a.part(piece, slice(None)), b, c[piece], core)
     return result
 
 
 def _dot_accumulate_piece(
-    a: Float32Array, b: Float32Array, c: Float32Array, core: TensorCore
+    a: Operand, b: Operand, c: Float32Array, core: TensorCore
 ) -> Float32Array:
     """`dot_accumulate` of so few rows that the temporaries stay in the cache."""
     work = _pool.of_shape(c.shape)
     result = c
     with np.errstate(all="ignore"):
-        exponent_a = _exponents(a, core.input_min_exponent)
-        exponent_b = _exponents(b, core.input_min_exponent)
-        for start in range(0, a.shape[1], core.terms):
+        for start in range(0, a.values.shape[1], core.terms):
             k = slice(start, start + core.terms)
-            result = _step(a[:, k], b[k], result, exponent_a[:, k], exponent_b[k], core, work)
+            result = _step(a.part(slice(None), k), b.part(k, slice(None)), result, core, work)
     return result.copy() if result is c else result
 
 
@@ -224,28 +244,22 @@ def _exponents(x: Float32Array, min_exponent: int) -> NDArray[np.int16]:
 
 
 def _step(
-    a: Float32Array,
-    b: Float32Array,
-    c: Float32Array,
-    exponent_a: NDArray[np.int16],
-    exponent_b: NDArray[np.int16],
-    core: TensorCore,
-    work: _Scratch,
+    left: Operand, right: Operand, c: Float32Array, core: TensorCore, work: _Scratch
 ) -> Float32Array:
     """One step: a [M, k, *batch], b [k, N, *batch], c [M, N, *batch] with k <= core.terms."""
+    a, b = left.values, right.values
     exponent_c = _exponents(c, -126)
-    top_a, top_b = int(exponent_a.max(initial=-127)), int(exponent_b.max(initial=-127))
-    if _NOT_FINITE_EXPONENT in (top_a, top_b, int(exponent_c.max(initial=-127))):
+    if _NOT_FINITE_EXPONENT in (left.top, right.top, int(exponent_c.max(initial=-127))):
         return _step_with_specials(a, b, c, core, work)
     greatest = work.greatest
     np.copyto(greatest, exponent_c)
     for k in range(a.shape[1]):
-        np.add(exponent_a[:, k, None], exponent_b[k], out=work.sums)
+        np.add(left.exponents[:, k, None], right.exponents[k], out=work.sums)
         np.maximum(greatest, work.sums, out=greatest)
 
     # In float32, products must not overflow, and the last bit kept must be a normal number.
     least = core.fraction_bits - 120
-    narrow = top_a + top_b <= 124
+    narrow = left.top + right.top <= 124
     if greatest.min(initial=least) < least:
         narrow = narrow and not np.any((greatest < least) & (greatest > _NO_TERM))
         np.maximum(greatest, np.int16(least if narrow else core.min_exponent), out=greatest)
@@ -307,8 +321,7 @@ def _step_with_specials(
 ) -> Float32Array:
     """A step with infinities or NaNs among its inputs."""
     finite = [np.where(np.isfinite(x), x, np.float32(0)) for x in (a, b, c)]
-    exponents = [_exponents(x, core.input_min_exponent) for x in finite[:2]]
-    result = _step(finite[0], finite[1], finite[2], exponents[0], exponents[1], core, work)
+    result = _step(prepare(finite[0], core), prepare(finite[1], core), finite[2], core, work)
     specials = np.where(np.isfinite(c), 0.0, c)
     for k in range(a.shape[1]):
         product = np.multiply(a[:, k, None], b[k], dtype=np.float64)

@@ -4,8 +4,10 @@ imported.
 
 from gpu.ptx.isa import (  # noqa: F401
     asynchronous,
+    comparison,
     conversion,
     floating,
+    half,
     integer,
     memory,
     movement,

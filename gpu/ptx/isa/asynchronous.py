@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.registry import ptx
+from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Immediate, Instruction, Not, Register
 
 Modifiers = Mapping[str, str]

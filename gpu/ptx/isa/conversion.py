@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.floating import pack
-from gpu.ptx.isa.registry import ptx
+from gpu.ptx.isa.half import pack
+from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Instruction
 from gpu.ptx.types import CODES
 from simkit.numerics import convert, formats, scalar

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.registry import ptx
+from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Immediate, Instruction, Pair
 from gpu.ptx.types import CODES, SIZES
+from simkit.numerics import scalar
 
 Array = np.ndarray
 Modifiers = Mapping[str, str]
@@ -588,4 +589,6 @@ def select_by_sign(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = f"u{SIZES[m['type']]}"
     d, a, b, c = i.operands
     condition = e.read(c, "i4" if i.modifiers[-1] == "s32" else "f4")
+    if "ftz" in m:
+        condition = f"{e.bind(scalar.flush)}({condition})"
     e.write(d, code, f"{e.bind(np.where)}({condition} >= 0, {e.read(a, code)}, {e.read(b, code)})")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.registry import ptx
+from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Address, Instruction, Sink, Symbol
 from gpu.ptx.types import CODES, SIZES
 from simkit.numerics import minmax

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpu.ptx import spaces
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.registry import ptx
-from gpu.ptx.syntax import Immediate, Instruction, Register, Sink, Vector
+from gpu.ptx.registry import ptx
+from gpu.ptx.syntax import Instruction, Register, Sink, Vector
 from gpu.ptx.types import SIZES, code_size
 
 Array = np.ndarray
@@ -58,8 +58,6 @@ def _pack(e: Emitter, i: Instruction, source: Vector) -> None:
     pieces = []
     for place, element in enumerate(source.elements):
         value = f"{e.read(element, part)}.astype('{code}')"
-        if isinstance(element, Immediate):
-            value = e.constant(int(element.value) & ((1 << 8 * code_size(part)) - 1), code)
         shift = e.constant(8 * code_size(part) * place, code)
         pieces.append(value if place == 0 else f"({value} << {shift})")
     e.write(i.operands[0], code, " | ".join(pieces))

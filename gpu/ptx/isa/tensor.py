@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu.ptx import fragments
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.registry import ptx
+from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Instruction, Operand, Register
 
 Array = np.ndarray
@@ -24,20 +24,27 @@ _REGISTERS = {
 }  # fmt: skip
 
 
-def _matrix(e: Emitter, operand: Operand, count: int, function: object, *extra: str) -> str:
-    """A decoded operand; the same registers are decoded once until one of them is written again."""
+def _names(e: Emitter, operand: Operand, count: int) -> tuple[str, ...]:
+    """The registers of a fragment; fewer than ``count`` where some elements are constants."""
     elements = e.elements(operand)
     if len(elements) != count:
         raise e.error(f"{len(elements)} registers where the shape needs {count}")
-    names = tuple(o.name for o in elements if isinstance(o, Register))
-    key = (names, extra)
+    return tuple(o.name for o in elements if isinstance(o, Register))
+
+
+def _matrix(e: Emitter, operand: Operand, count: int, part: str, kind: str = "") -> str:
+    """Operand a, b or c decoded; once for as long as none of its registers is written again."""
+    names = _names(e, operand, count)
+    key = (names, (part, kind))
     if len(names) == count and key in e.decoded:
         return e.decoded[key]
-    code = "f4" if not extra else "u4"
-    words = ", ".join(f"x.array({e.read(o, code)})" for o in elements)
-    arguments = "".join(f", {x!r}" for x in extra)
-    value = e.fresh(f"{e.bind(function)}([{words}]{arguments})")
-    if len(names) == count and extra:
+    code = "f4" if part == "c" else "u4"
+    words = ", ".join(f"x.array({e.read(o, code)})" for o in e.elements(operand))
+    if part == "c":
+        return e.fresh(f"{e.bind(fragments.matrix_c)}([{words}])")
+    function = e.bind(fragments.matrix_a if part == "a" else fragments.matrix_b)
+    value = e.fresh(f"x.operand({function}([{words}], {kind!r}), {kind!r})")
+    if len(names) == count:
         e.decoded[key] = value
     return value
 
@@ -61,17 +68,19 @@ def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error(f"mma has no shape {m['shape']} for {m['a']} and {m['b']}")
     d, a, b, c = i.operands
     e.line(f"x.converged(None, {e.mask}, {e.site})")
-    left = _matrix(e, a, counts[0], fragments.matrix_a, m["a"])
-    right = _matrix(e, b, counts_b[1], fragments.matrix_b, m["b"])
-    start = _matrix(e, c, 4, fragments.matrix_c)
+    left = _matrix(e, a, counts[0], "a", m["a"])
+    right = _matrix(e, b, counts_b[1], "b", m["b"])
+    start = _matrix(e, c, 4, "c")
     kind = m["a"] if m["a"] == m["b"] else "e5m2"
-    result = e.fresh(
-        f"{e.bind(fragments.accumulator_registers)}(x.mma({left}, {right}, {start}, {kind!r}))"
-    )
-    elements = e.elements(d)
-    if len(elements) != 4:
-        raise e.error(f"{len(elements)} destination registers where the shape needs 4")
-    for index, element in enumerate(elements):
+    matrix = e.fresh(f"x.mma({left}, {right}, {start}, {kind!r})")
+    names = _names(e, d, 4)
+    if i.guard is None and len(names) == 4:
+        e.remember((names, ("c", "")), matrix)
+        if e.chained.issuperset(names):
+            # The next mma takes the matrix as it is, and nobody else reads the registers.
+            return
+    result = e.fresh(f"{e.bind(fragments.accumulator_registers)}({matrix})")
+    for index, element in enumerate(e.elements(d)):
         e.write(element, "f4", f"{result}[{index}]")
 
 

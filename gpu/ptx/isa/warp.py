@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.registry import ptx
+from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Immediate, Instruction, Pair
 
 Array = np.ndarray

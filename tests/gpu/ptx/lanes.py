@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 import gpu
-from gpu.ptx.executor import PtxDevice
+from gpu.counters import Report
+from gpu.ptx.executor import PtxArray, PtxDevice
+from gpu.ptx.launch import Options
 
 HEADER = ".version 8.5\n.target sm_90a\n.address_size 64\n"
 _BLOCK = 256
@@ -53,11 +56,11 @@ def lanewise(
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    return values if values.dtype == bool else values.view(f"u{values.dtype.itemsize}")
+    return values if values.dtype.kind == "b" else values.view(f"u{values.dtype.itemsize}")
 
 
 def _initial(dtype: np.dtype[Any], count: int) -> np.ndarray:
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.zeros(count, bool)
     return np.full(count * dtype.itemsize, INITIAL, np.uint8).view(dtype)
 
@@ -71,25 +74,27 @@ def _launch(
 ) -> dict[str, np.ndarray]:
     dev = device()
     count = len(active)
-    inputs = {n: dev.array(a.astype(np.uint8) if a.dtype == bool else a) for n, a in arrays.items()}
+    inputs = {
+        n: dev.array(a.astype(np.uint8) if a.dtype.kind == "b" else a) for n, a in arrays.items()
+    }
     dtypes = {n: np.dtype(d) for n, d in results.items()}
-    outputs = {n: dev.empty(count, np.uint8 if d == bool else d) for n, d in dtypes.items()}
+    outputs = {n: dev.empty(count, np.uint8 if d.kind == "b" else d) for n, d in dtypes.items()}
     lines = _loads(arrays) + _initials(dtypes)
     body = [line.strip() for line in text.strip().splitlines()]
     if manner == "guard":
         body = [f"@%go {line}" if re.match(r"[a-z]", line) else line for line in body]
     elif manner == "branch":
         body = ["@!%go bra after;", *body, "after:"]
+    parameters = ", ".join(f".param .u64 p_{n}" for n in ["go", *inputs, *outputs])
+    statements = "\n".join(_prologue() + lines + body + _stores(dtypes))
     kernel = dev.load(
-        HEADER
-        + f".visible .entry k({', '.join(f'.param .u64 p_{n}' for n in ['go', *inputs, *outputs])})\n"
-        + "{\n" + "\n".join(_prologue() + lines + body + _stores(dtypes)) + "\nret;\n}\n"
-    ).kernel("k")  # fmt: skip
+        f"{HEADER}.visible .entry k({parameters})\n{{\n{statements}\nret;\n}}\n"
+    ).kernel("k")
     go = dev.array(active.astype(np.uint8))
     block = min(count, _BLOCK)
     kernel.launch((count // block,), (block,), [go, *inputs.values(), *outputs.values()])
     found = {n: a.to_numpy() for n, a in outputs.items()}
-    return {n: a.astype(bool) if dtypes[n] == bool else a for n, a in found.items()}
+    return {n: a.astype(bool) if dtypes[n].kind == "b" else a for n, a in found.items()}
 
 
 def _prologue() -> list[str]:
@@ -115,7 +120,7 @@ def _address(name: str, size: int) -> list[str]:
 
 
 def _register(dtype: np.dtype[Any]) -> str:
-    return ".pred" if dtype == bool else f".b{max(8 * dtype.itemsize, 16)}"
+    return ".pred" if dtype.kind == "b" else f".b{max(8 * dtype.itemsize, 16)}"
 
 
 def _loads(arrays: Mapping[str, np.ndarray]) -> list[str]:
@@ -123,7 +128,7 @@ def _loads(arrays: Mapping[str, np.ndarray]) -> list[str]:
     for name, array in arrays.items():
         size = array.dtype.itemsize
         lines += [f".reg {_register(array.dtype)} %{name};", *_address(name, size)]
-        if array.dtype == bool:
+        if array.dtype.kind == "b":
             lines += ["ld.global.u8 %byte, [%address];", f"setp.ne.u16 %{name}, %byte, 0;"]
         else:
             lines.append(f"ld.global.{'u8' if size == 1 else f'b{8 * size}'} %{name}, [%address];")
@@ -134,7 +139,7 @@ def _initials(dtypes: Mapping[str, np.dtype[Any]]) -> list[str]:
     lines = []
     for name, dtype in dtypes.items():
         lines.append(f".reg {_register(dtype)} %{name};")
-        if dtype == bool:
+        if dtype.kind == "b":
             lines.append(f"setp.ne.u32 %{name}, %thread, %thread;")
         else:
             width = max(dtype.itemsize, 2)
@@ -146,7 +151,7 @@ def _stores(dtypes: Mapping[str, np.dtype[Any]]) -> list[str]:
     lines = []
     for name, dtype in dtypes.items():
         lines += _address(name, dtype.itemsize)
-        if dtype == bool:
+        if dtype.kind == "b":
             lines += [f"selp.u16 %byte, 1, 0, %{name};", "st.global.u8 [%address], %byte;"]
         elif dtype.itemsize == 1:
             lines.append(f"st.global.u8 [%address], %{name};")
@@ -170,3 +175,58 @@ def corner_integers(bits: int, signed: bool, random: int = 20) -> np.ndarray:
     values |= {(1 << bits) - 1 - int(v) for v in generator.integers(0, 1 << (bits - 1), random)}
     unsigned = np.array(sorted(v & ((1 << bits) - 1) for v in values), f"u{bits // 8}")
     return unsigned.view(f"i{bits // 8}") if signed else unsigned
+
+
+@dataclass(frozen=True)
+class Run:
+    """One launch: its arrays afterwards, by name, and its report."""
+
+    arrays: dict[str, np.ndarray]
+    report: Report
+
+
+def run(
+    body: str,
+    arguments: Mapping[str, np.ndarray | np.generic],
+    *,
+    grid: tuple[int, ...] = (1,),
+    block: tuple[int, ...] = (32,),
+    shared_bytes: int = 0,
+    options: Options | None = None,
+    module: str = "",
+) -> Run:
+    """Runs a kernel of these statements.
+
+    Each argument ``name`` is in register ``%name`` (arrays as pointers). Registers %h, %r, %rd, %f,
+    %fd and %p are declared, and %t5 is the thread's linear number in its block. ``module`` stands
+    before the kernel.
+    """
+    dev = device() if options is None else device().with_options(options)
+    held = {
+        n: dev.array(a, name=n) if isinstance(a, np.ndarray) else a for n, a in arguments.items()
+    }
+    report = dev.load(kernel_text(body, arguments, module)).kernel("k").launch(
+        grid, block, list(held.values()), shared_bytes=shared_bytes
+    )  # fmt: skip
+    arrays = {n: a.to_numpy() for n, a in held.items() if isinstance(a, PtxArray)}
+    return Run(arrays, report)
+
+
+def kernel_text(
+    body: str, arguments: Mapping[str, np.ndarray | np.generic], module: str = ""
+) -> str:
+    """The PTX of a kernel as ``run`` makes it."""
+    sizes = {n: 64 if a.ndim else 8 * a.dtype.itemsize for n, a in arguments.items()}
+    parameters = ", ".join(f".param .b{bits} p_{n}" for n, bits in sizes.items())
+    loads = [f".reg .b{bits} %{n}; ld.param.b{bits} %{n}, [p_{n}];" for n, bits in sizes.items()]
+    return f"""{HEADER}{module}
+.visible .entry k({parameters}) {{
+.reg .b16 %h<32>; .reg .b32 %r<64>; .reg .b64 %rd<64>; .reg .f32 %f<32>; .reg .f64 %fd<16>;
+.reg .pred %p<16>; .reg .b32 %t<6>;
+{" ".join(loads)}
+mov.u32 %t0, %tid.x; mov.u32 %t1, %tid.y; mov.u32 %t2, %tid.z; mov.u32 %t3, %ntid.x;
+mov.u32 %t4, %ntid.y; mad.lo.u32 %t5, %t2, %t4, %t1; mad.lo.u32 %t5, %t5, %t3, %t0;
+{body}
+ret;
+}}
+"""

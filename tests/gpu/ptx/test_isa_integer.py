@@ -25,7 +25,9 @@ def wrapped(values: Ints, dtype: np.dtype) -> np.ndarray:
 
 def expect(function: Callable[..., int], dtype: np.dtype, *arrays: np.ndarray) -> np.ndarray:
     """``function`` of each tuple of Python integers, wrapped to ``dtype``."""
-    return wrapped([function(*row) for row in zip(*(a.tolist() for a in arrays))], dtype)
+    return wrapped(
+        [function(*row) for row in zip(*(a.tolist() for a in arrays), strict=True)], dtype
+    )
 
 
 def corners(kind: str, random: int = 12) -> np.ndarray:
@@ -124,9 +126,11 @@ def test_24_bit_products() -> None:
             {"a": a, "b": b, "c": c},
             {"d": a.dtype, "e": a.dtype},
         )
-        product = [low24(x, signed) * low24(y, signed) for x, y in zip(a.tolist(), b.tolist())]
+        product = [
+            low24(x, signed) * low24(y, signed) for x, y in zip(a.tolist(), b.tolist(), strict=True)
+        ]
         assert np.array_equal(got["d"], wrapped(product, a.dtype))
-        added = [p + z for p, z in zip(product, c.tolist())]
+        added = [p + z for p, z in zip(product, c.tolist(), strict=True)]
         assert np.array_equal(got["e"], wrapped(added, a.dtype))
 
 
@@ -417,7 +421,7 @@ def test_dot_products() -> None:
     def dot(x: int, y: int, z: int, x_signed: bool, y_signed: bool) -> int:
         xs = x.to_bytes(4, "little")
         ys = y.to_bytes(4, "little")
-        for p, q in zip(xs, ys):
+        for p, q in zip(xs, ys, strict=True):
             p = p - 256 if x_signed and p > 127 else p
             q = q - 256 if y_signed and q > 127 else q
             z += p * q
@@ -465,7 +469,7 @@ def test_setp(kind: str) -> None:
     got = lanewise("\n".join(lines), {"a": a, "b": b, "c": c}, results)
     for name in names:
         function = COMPARISONS[UNSIGNED.get(name, name)]
-        wanted = np.array([function(x, y) for x, y in zip(a.tolist(), b.tolist())])
+        wanted = np.array([function(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)])
         assert np.array_equal(got[f"p_{name}"], wanted)
         assert np.array_equal(got[f"q_{name}"], ~wanted)
         for boolean, join in combine.items():
@@ -496,8 +500,8 @@ def test_set(kind: str) -> None:
     """
     results = {"d": np.uint32, "e": np.int32, "f": np.float32, "g": np.uint32, "h": np.float32}
     got = lanewise(text, {"a": a, "b": b, "c": c}, results)
-    less = np.array([x < y for x, y in zip(a.tolist(), b.tolist())])
-    equal = np.array([x == y for x, y in zip(a.tolist(), b.tolist())])
+    less = np.array([x < y for x, y in zip(a.tolist(), b.tolist(), strict=True)])
+    equal = np.array([x == y for x, y in zip(a.tolist(), b.tolist(), strict=True)])
     assert np.array_equal(got["d"], np.where(less, np.uint32(0xFFFFFFFF), np.uint32(0)))
     assert np.array_equal(got["e"], np.where(~less, np.int32(-1), np.int32(0)))
     assert np.array_equal(got["f"], equal.astype(np.float32))

@@ -41,6 +41,7 @@ class Form:
     nobody reads them; ``ends_block`` that the warp may have to wait there.
     """
 
+    opcode: str
     pattern: str
     slots: tuple[Slot, ...]
     translator: Translator
@@ -100,7 +101,17 @@ def ptx(
             opcode, slots = _parse(pattern, choices)
             counts = (operands,) if isinstance(operands, int) else operands
             TABLE.forms.setdefault(opcode, []).append(
-                Form(pattern, slots, translator, counts, results, reads_results, pure, ends_block)
+                Form(
+                    opcode,
+                    pattern,
+                    slots,
+                    translator,
+                    counts,
+                    results,
+                    reads_results,
+                    pure,
+                    ends_block,
+                )
             )
         return translator
 

@@ -1,0 +1,74 @@
+"""``simkit list``: the catalogue, with every reference in it resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from simkit.catalog import ALGORITHMS, Algorithm
+from simkit.cli.errors import NOT_HELD
+from simkit.cli.options import JsonFile
+from simkit.cli.output import console, table, write_json
+from simkit.cli.references import check_file, resolve
+from simkit.errors import SimkitError
+
+_PARTS: dict[str, Callable[[str], Any]] = {
+    "model": resolve,
+    "kernel": check_file,
+    "host": resolve,
+    "laws": resolve,
+    "trace": resolve,
+}
+
+
+def list_algorithms(json_file: JsonFile = None) -> None:
+    """The catalogue: what there is of each algorithm, and which part of a document describes it."""
+    out = console()
+    broken = {row.name: _broken(row) for row in ALGORITHMS}
+    out.print(
+        table(
+            "Algorithms",
+            ("name", "what it is", "described in"),
+            [(row.name, row.title, row.section) for row in ALGORITHMS],
+            wrap=(1, 2),
+        )
+    )
+    out.print(
+        table(
+            "Where each part is",
+            ("name", "part", "file or function", ""),
+            [
+                (
+                    row.name if part == "model" else "",
+                    part,
+                    getattr(row, part),
+                    "no" if part in broken[row.name] else "ok",
+                )
+                for row in ALGORITHMS
+                for part in _PARTS
+            ],
+        )
+    )
+    problems = [problem for found in broken.values() for problem in found.values()]
+    for problem in problems:
+        out.print(problem, style="bold red")
+    if not problems:
+        out.print(f"{len(ALGORITHMS)} algorithms; every reference resolves.")
+    rows = [asdict(row) | {"missing": broken[row.name]} for row in ALGORITHMS]
+    write_json(json_file, {"algorithms": rows})
+    if problems:
+        raise typer.Exit(NOT_HELD)
+
+
+def _broken(row: Algorithm) -> dict[str, str]:
+    """What is wrong with each part that does not resolve."""
+    found = {}
+    for part, check in _PARTS.items():
+        try:
+            check(getattr(row, part))
+        except SimkitError as error:
+            found[part] = str(error)
+    return found
