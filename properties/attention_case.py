@@ -123,11 +123,11 @@ def emulate(problem: AttentionProblem, rounds_scores: bool = False) -> Array:
         weights = np.exp(scores - np.where(np.isneginf(maximum), 0, maximum))
         total = weights.sum(axis=-1, keepdims=True)
         if rounds_scores:
-            weights = _bf16(np.where(total > 0, weights / total, 0))
+            weights = _bf16(np.where(total == 0, 0, weights / total))
             output = np.einsum("bhij,bjhd->bihd", weights, v)
         else:
             sums = np.einsum("bhij,bjhd->bihd", _bf16(weights), v)
-            output = np.where(total > 0, sums.transpose(0, 2, 1, 3) / total, 0).transpose(
+            output = np.where(total == 0, 0, sums.transpose(0, 2, 1, 3) / total).transpose(
                 0, 2, 1, 3
             )
     return _bf16(output)

@@ -13,19 +13,18 @@ Array = np.ndarray[Any, Any]
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
-KINDS = ("normal", "large", "ties", "zeros", "subnormal", "mixed", "minus_inf")
+KINDS = ("normal", "large", "ties", "zeros", "subnormal", "mixed", "minus_inf", "nan")
 """normal: N(0, 1).  large: scores of hundreds, so that softmax is one-hot and the running maximum
 jumps.  ties: whole numbers, so that maxima repeat.  zeros: +0 and -0 among a few ones.  subnormal:
 below the smallest normal bf16.  mixed: magnitudes from 2^-40 to 2^8.  minus_inf: some queries whose
-every score is -inf.
-"""
+every score is -inf.  nan: some queries with a NaN."""
 
 
 def values(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """A bfloat16 tensor of one kind of values."""
     normal = rng.standard_normal(shape)
     match kind:
-        case "normal" | "minus_inf":
+        case "normal" | "minus_inf" | "nan":
             found = normal
         case "large":
             found = normal * 12.0
@@ -55,4 +54,6 @@ def attention_inputs(
         q[..., 0] = np.where(
             rng.random(q.shape[:-1]) < 0.35, -np.inf, q[..., 0].astype(np.float64)
         ).astype(BF16)
+    if kind == "nan":
+        q[..., 1] = np.where(rng.random(q.shape[:-1]) < 0.35, np.nan, q[..., 1].astype(np.float64))
     return q, k, v

@@ -42,6 +42,7 @@ SUBJECT = Subject(
         AttentionCase(q_len=70, kv_len=5, causal=True, data="ties"),
         AttentionCase(q_len=65, kv_len=129, d=128, data="large"),
         AttentionCase(q_len=64, kv_len=192, data="minus_inf"),
+        AttentionCase(q_len=20, kv_len=70, data="nan"),
     ),
     model=_model,
     kernel=_kernel,
@@ -76,7 +77,7 @@ def check_lse(context: Context, case: AttentionCase) -> None:
 
 
 LAWS = [
-    *kernel_laws(SUBJECT, examples=25),
+    *kernel_laws(SUBJECT, examples=36),
     Law(
         algorithm="flash_attention",
         name="lse",

@@ -67,6 +67,7 @@ SUBJECT = Subject(
         DecodeCase(kv_len=1, d=128, batch=2),
         DecodeCase(kv_len=256, splits=2, data="large"),
         DecodeCase(kv_len=193, splits=4, data="minus_inf", group=5),
+        DecodeCase(kv_len=130, splits=3, data="nan", kv_heads=2),
     ),
     model=_model,
     kernel=_kernel,
@@ -281,7 +282,7 @@ def _merge_law(
 
 
 LAWS = [
-    *kernel_laws(SUBJECT, examples=20),
+    *kernel_laws(SUBJECT, examples=40),
     Law(
         algorithm="flash_decoding",
         name="splitting",

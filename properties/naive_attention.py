@@ -42,4 +42,4 @@ SUBJECT = Subject(
     emulation=lambda case: emulate(case.problem(), rounds_scores=True),
 )
 
-LAWS = kernel_laws(SUBJECT, examples=16)
+LAWS = kernel_laws(SUBJECT, examples=24)

@@ -274,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(kHeadDim)
     MergeState next;
     next.maximum = m_partial[partial];
     next.sum = l_partial[partial];
-    if (next.sum > 0.0f) {
+    if (next.sum != 0.0f) {  // the output of a split without keys was never written
       next.output = o_partial[partial * kHeadDim + threadIdx.x];
       state = merge(state, next);
     }

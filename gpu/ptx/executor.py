@@ -14,6 +14,7 @@ from gpu.ptx import spaces
 from gpu.ptx.emit import Code
 from gpu.ptx.launch import Launch, Options, dimensions
 from gpu.ptx.memory import Allocation, GlobalMemory
+from gpu.ptx.optimize import live_registers
 from gpu.ptx.program import Program, source_place
 from gpu.ptx.syntax import Module, Position, Variable
 from gpu.ptx.translation import translate
@@ -102,6 +103,11 @@ class PtxKernel:
 
     def code(self, block: int, is_masked: bool) -> Code:
         return self._code.of(block, is_masked)
+
+    @property
+    def live_registers(self) -> int:
+        """Estimate of the 32-bit registers per thread, from the liveness of the PTX."""
+        return live_registers(self.program.blocks, self.program.registers)
 
     def place(self, site: int) -> str:
         position = self.module.translation.positions.get(site, Position(site))

@@ -9,7 +9,7 @@ for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gpu.ptx.blocks import EXIT, Block, Item, registers_of
@@ -179,6 +179,29 @@ def _liveness(blocks: list[Block]) -> None:
             block.live_out = frozenset(out)
     for block in blocks:
         block.live_in = frozenset(live_in[block.index])
+
+
+def live_registers(blocks: list[Block], registers: dict[str, str]) -> int:
+    """The most 32-bit registers that are alive at one point: an estimate of what ptxas allocates.
+
+    ptxas reorders and rematerialises, and adds what addressing and calling need, so it may end a
+    little above or below.  Predicates have registers of their own and do not count.
+    """
+
+    def weight(names: Iterable[str]) -> int:
+        sizes = (SIZES.get(registers[n], 0) for n in names)
+        return sum(-(-size // 4) for size in sizes)
+
+    most = 0
+    for block in blocks:
+        live = set(block.live_out)
+        most = max(most, weight(live))
+        for item in reversed(block.items):
+            if not item.is_partial:
+                live.difference_update(item.writes)
+            live.update(item.reads)
+            most = max(most, weight(live | set(item.writes)))
+    return most
 
 
 def _drop_dead_code(blocks: list[Block]) -> bool:

@@ -162,7 +162,7 @@ def _combine(
             m = cta.load(m_partial[split], vector=4, lanes=lanes, share=d)
             l = cta.load(l_partial[split], vector=4, lanes=lanes, share=d)  # noqa: E741
             own = split_keys(problem, splits, split)
-            present = l > 0 if machine.computes else np.full(l.shape, own.start < own.stop)
+            present = l != 0 if machine.computes else np.full(l.shape, own.start < own.stop)
             part = _load_present(cta, o_partial, split, present)
             if machine.computes:
                 l = np.where(present, l, 0)  # noqa: E741

@@ -212,5 +212,5 @@ def attention_reference(problem: AttentionProblem) -> tuple[Float64Array, Float6
         weights = np.exp(scores - np.where(np.isneginf(maximum), 0, maximum))
         total = weights.sum(axis=-1, keepdims=True)
         lse = np.squeeze(maximum + np.log(total), axis=-1)
-        probabilities = np.where(total > 0, weights / total, 0)
+        probabilities = np.where(total == 0, 0, weights / total)
     return np.einsum("bhij,bjhd->bihd", probabilities, v), lse

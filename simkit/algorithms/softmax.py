@@ -50,15 +50,15 @@ def softmax_weight(
 
 
 def softmax_output(output: Float32Array, total: Float32Array) -> Float32Array:
-    """output / total; 0 where total, the sum of a row, is not positive."""
-    any_key = total > 0
+    """output / total; 0 where total, the sum of a row, is 0; a NaN stays one."""
+    any_key = total != 0
     return divide(np.where(any_key, output, _ZERO), np.where(any_key, total, _ONE))
 
 
 def softmax_lse(scaled_maximum: Float32Array, total: Float32Array) -> Float32Array:
-    """Natural logarithm of a sum of exponentials; -inf where total is not positive.
+    """Natural logarithm of a sum of exponentials; -inf where total is 0, NaN where it is NaN.
 
     ``scaled_maximum``: the maximum in base-2 units, to which ``total`` is relative.
     """
     lse = multiply(add(scaled_maximum, log2(total)), LN2)
-    return np.where(total > 0, lse, _MINUS_INFINITY)
+    return np.where(total > 0, lse, np.where(total == 0, _MINUS_INFINITY, total))

@@ -64,17 +64,18 @@ __device__ __forceinline__ float softmax_weight(float score, float scale, float 
   return exp2_polynomial(__fmaf_rn(score, scale, -scaled_shift));
 }
 
-// output / sum, and 0 for a row without keys, whose sum is 0. The operands are selected rather than
-// the quotient, which would become a branch around every division.
+// output / sum, and 0 for a row without keys, whose sum is 0; a NaN among the scores stays one. The
+// operands are selected rather than the quotient, which would become a branch around every division.
 __device__ __forceinline__ float softmax_output(float output, float sum) {
-  const bool any_key = sum > 0.0f;
+  const bool any_key = sum != 0.0f;
   return __fdiv_rn(any_key ? output : 0.0f, any_key ? sum : 1.0f);
 }
 
 // Natural logarithm of the sum of exponentials, from the scaled base-2 maximum and the sum relative
-// to it; -inf for a row without keys.
+// to it; -inf for a row without keys, NaN for a sum that is NaN.
 __device__ __forceinline__ float softmax_lse(float scaled_maximum, float sum) {
   constexpr float ln2 = 0x1.62e430p-1f;
   const float lse = __fmul_rn(__fadd_rn(scaled_maximum, log2_polynomial(sum)), ln2);
-  return sum > 0.0f ? lse : negative_infinity();
+  if (sum > 0.0f) return lse;
+  return sum == 0.0f ? negative_infinity() : sum;
 }

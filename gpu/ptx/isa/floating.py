@@ -6,7 +6,8 @@ share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +15,32 @@ from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Instruction
 from simkit.numerics import minmax, scalar
+from simkit.numerics.arrays import CANONICAL_NAN
 from simkit.numerics.fma import fma
 
 Array = np.ndarray
 Modifiers = Mapping[str, str]
 
-BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide}
+def _canonical(function: Callable[..., Any]) -> Callable[..., Array]:
+    """A float32 operation whose NaNs are the GPU's: 0x7FFFFFFF, whatever the CPU makes."""
+
+    def operation(*operands: Array) -> Array:
+        result = np.asarray(function(*operands))
+        # The minimum is NaN if anything is: one pass, which as a rule finds nothing to do.
+        smallest = result.min()
+        if smallest != smallest:
+            np.copyto(result, CANONICAL_NAN, where=np.isnan(result))
+        return result
+
+    return operation
+
+
+BINARY = {
+    "add": _canonical(np.add),
+    "sub": _canonical(np.subtract),
+    "mul": _canonical(np.multiply),
+    "div": _canonical(np.true_divide),
+}
 _ROUNDED = {
     "add": scalar.add,
     "sub": scalar.subtract,
@@ -85,7 +106,7 @@ def f32_divide(e: Emitter, i: Instruction, m: Modifiers) -> None:
     elif m.get("approx") == "approx":
         _finish(e, i, m, f"{e.bind(divide_approximately)}({a}, {b})")
     else:
-        _finish(e, i, m, f"{e.bind(np.true_divide)}({a}, {b})")
+        _finish(e, i, m, f"{e.bind(BINARY['div'])}({a}, {b})")
 
 
 def divide_approximately(a: Array, b: Array) -> Array:
@@ -172,9 +193,15 @@ def hyperbolic_tangent(a: Array) -> Array:
 # Approximate instructions give the correctly rounded value, which is inside every bound the ISA
 # states.
 UNARY = {
-    "ex2": exp2_rounded, "lg2": log2_rounded, "rcp": reciprocal, "rsqrt": reciprocal_sqrt,
-    "sqrt": np.sqrt, "sin": sine, "cos": cosine, "tanh": hyperbolic_tangent,
-}  # fmt: skip
+    "ex2": _canonical(exp2_rounded),
+    "lg2": _canonical(log2_rounded),
+    "rcp": _canonical(reciprocal),
+    "rsqrt": _canonical(reciprocal_sqrt),
+    "sqrt": _canonical(np.sqrt),
+    "sin": _canonical(sine),
+    "cos": _canonical(cosine),
+    "tanh": _canonical(hyperbolic_tangent),
+}
 
 
 @ptx(

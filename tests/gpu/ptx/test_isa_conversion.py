@@ -273,8 +273,8 @@ BYTES = {"e4m3": (ml_dtypes.float8_e4m3fn, 448.0), "e5m2": (ml_dtypes.float8_e5m
 def byte_codes(values: np.ndarray, kind: str) -> np.ndarray:
     """To nearest even, finite beyond the largest number, NaN 0x7F: cvt.rn.satfinite."""
     dtype, largest = BYTES[kind]
-    clipped = np.clip(values.astype(np.float64), -largest, largest)
-    codes = np.where(np.isnan(values), 0, clipped).astype(dtype).view(np.uint8)
+    numbers = np.where(np.isnan(values), np.float32(0), values)
+    codes = np.clip(numbers, -largest, largest).astype(dtype).view(np.uint8)
     return np.where(np.isnan(values), np.uint8(0x7F), codes)
 
 
