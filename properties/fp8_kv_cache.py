@@ -16,7 +16,7 @@ from gpu.kernels import fp8_kv_cache as host
 from gpu.kernels.result import KernelResult
 from properties.compare import bits_equal, within
 from properties.data import BF16, values
-from properties.law import Context, Law, LawViolation, Tier
+from properties.law import Context, Law, LawSkipped, LawViolation, Tier
 from properties.subject import Array, Subject, kernel_laws
 from simkit.algorithms.fp8_kv_cache import fp8_kv_dequantize, fp8_kv_quantize
 from simkit.layouts.fp8_record import RECORD_BYTES, TOKEN_VALUES
@@ -74,11 +74,22 @@ def _model_back(machine: Machine, case: CacheCase) -> Mapping[str, Array]:
     return {"out": fp8_kv_dequantize(machine, case.cache()).out}
 
 
+FIRST_ARCH = 89
+
+
+def _check_arch(device: Device) -> None:
+    arch = int(device.arch.removeprefix("sm_").rstrip("af"))
+    if arch < FIRST_ARCH:
+        raise LawSkipped(f"sm_{arch} has no FP8 conversions; they start with sm_{FIRST_ARCH}")
+
+
 def _kernel(device: Device, case: CacheCase, source: str | None) -> KernelResult:
+    _check_arch(device)
     return host.fp8_kv_quantize(device, case.kv(), source=source)
 
 
 def _kernel_back(device: Device, case: CacheCase, source: str | None) -> KernelResult:
+    _check_arch(device)
     return host.fp8_kv_dequantize(device, case.cache(), source=source)
 
 
@@ -197,6 +208,7 @@ def check_round_trip(context: Context, case: CacheCase) -> None:
 
 def check_idempotent(context: Context, case: CacheCase) -> None:
     """What came out of a cache goes into it and out again unchanged."""
+    _check_arch(context.device)
     source = context.sources.get("fp8_kv_cache")
 
     def through(kv: Array) -> Array:

@@ -26,7 +26,7 @@ from simkit.cli.kernel_run import (
 )
 from simkit.cli.launch import LaunchPlan, load_plan, override_plan
 from simkit.cli.options import GpuName, JsonFile
-from simkit.cli.output import bytes_text, console, table, write_json
+from simkit.cli.output import busy, bytes_text, console, table, write_json
 from simkit.cli.resources import (
     KernelResources,
     launch_resources,
@@ -100,13 +100,15 @@ def check(
     numerics = "fast" if fast else "exact"
     ptx = ptx_text(file, plan, gpu)
     first_options = Options(schedule=chosen, numerics=numerics, budget=budget, dram=dram)
-    run = run_kernel(ptx, plan, gpu, first_options)
+    with busy(f"{file.name}, schedule {schedule_name(chosen)}"):
+        run = run_kernel(ptx, plan, gpu, first_options)
     others = [
         Options(schedule=other, numerics=numerics, budget=budget)
         for other in COMPARED_SCHEDULES
         if other != chosen and not once
     ]
-    compared = compare_schedules(run, ptx, plan, gpu, others)
+    with busy(f"{file.name}, other schedules"):
+        compared = compare_schedules(run, ptx, plan, gpu, others)
     report = run.report
     resources = launch_resources(
         find_gpu(gpu),

@@ -33,7 +33,7 @@ def readable_errors(command: Callable[Parameters, None]) -> Callable[Parameters,
             _fail(str(error))
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        except MemoryError as error:
+        except (MemoryError, OverflowError) as error:  # OverflowError: beyond 2^63 bytes
             _fail(f"this does not fit into this computer's memory: {error}")
 
     return guarded

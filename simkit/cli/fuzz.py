@@ -32,7 +32,7 @@ _REFRESHES_PER_S = 4
 
 def fuzz(
     algorithms: Annotated[
-        list[str] | None, typer.Argument(metavar="[ALGO]...", help="By default all.")
+        list[str] | None, typer.Argument(metavar="ALGO", help="By default all.")
     ] = None,
     minutes: Annotated[float, typer.Option(min=0, help="How long.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Other cases for another seed.")] = 0,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,17 @@ def console() -> Console:
 def error_console() -> Console:
     """Standard error, for the one message of a failure and for progress."""
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Shows that something takes a while, on standard error and only in a terminal."""
+    terminal = error_console()
+    if not terminal.is_terminal:
+        yield
+        return
+    with terminal.status(Text(what)):
+        yield
 
 
 def table(

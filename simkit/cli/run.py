@@ -15,11 +15,11 @@ from gpu.ptx.launch import Options
 from simkit.cli.errors import NOT_HELD
 from simkit.cli.evaluation import Evaluation, TrafficLine, evaluate
 from simkit.cli.options import GpuName, JsonFile, Settings
-from simkit.cli.output import bytes_text, console, si_text, table, write_json
+from simkit.cli.output import busy, bytes_text, console, si_text, table, write_json
 from simkit.cli.resources import (
     print_resources,
 )
-from simkit.cli.settings import parse_settings, settings_text
+from simkit.cli.settings import Values, parse_settings, settings_text
 from simkit.cli.subjects import SUBJECTS, subject
 from simkit.errors import CapacityError, SimkitError
 from simkit.layouts import fp8_record
@@ -47,12 +47,14 @@ def run(
     if on not in _ON:
         raise SimkitError(f"--on {on!r} is none of {', '.join(_ON)}")
     device = None if on == "model" else gpu_package.open(on, gpu=gpu, options=Options(dram=dram))
-    found = [evaluate(chosen, values, row, device, seed)]
+    with busy(f"{algorithm} on {on}"):
+        found = [evaluate(chosen, values, row, device, seed)]
     out = console()
     note = ""
     if chosen.comparison:
         try:
-            found.append(_naive(algorithm, values, row, device, seed))
+            with busy(f"naive_attention on {on}, for comparison"):
+                found.append(_naive(values, row, device, seed))
         except CapacityError as error:
             note = f"Naive attention does not fit: {error}."
     out.print(f"{algorithm} on {on}, {row.title}: {settings_text(values)}")
@@ -75,7 +77,7 @@ def run(
         raise typer.Exit(NOT_HELD)
 
 
-def _naive(algorithm: str, values: Any, gpu: Gpu, device: Device | None, seed: int) -> Evaluation:
+def _naive(values: Values, gpu: Gpu, device: Device | None, seed: int) -> Evaluation:
     """Naive attention on the problem of another algorithm."""
     naive = SUBJECTS["naive_attention"]
     one_query = {"q_len": 1, "causal": False}

@@ -9,6 +9,7 @@ from simkit.errors import SimkitError
 
 Values = Mapping[str, int]  # flags are bools
 
+_MOST = 2**31 - 1  # kernels take sizes as int
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -64,6 +65,8 @@ def _value(setting: Setting, text: str) -> int:
         value = int(text.replace("_", ""))
     except ValueError:
         raise SimkitError(f"--set {setting.name}={text}: it must be a whole number") from None
-    if value < setting.least:
-        raise SimkitError(f"--set {setting.name}={text}: it must be at least {setting.least}")
+    if not setting.least <= value <= _MOST:
+        raise SimkitError(
+            f"--set {setting.name}={text}: it must be from {setting.least} to {_MOST}"
+        )
     return value

@@ -27,7 +27,7 @@ from simkit.errors import SimkitError
 
 def verify(
     algorithms: Annotated[
-        list[str] | None, typer.Argument(metavar="[ALGO]...", help="By default all.")
+        list[str] | None, typer.Argument(metavar="ALGO", help="By default all.")
     ] = None,
     on: Annotated[str, typer.Option(help="auto (a GPU if there is one), ptx or cuda.")] = "auto",
     examples: Annotated[

@@ -31,13 +31,18 @@ ONLINE_SOFTMAX_OPS = EXP2_OPS + 3
 QUANTIZE_OPS, DEQUANTIZE_OPS = 3, 2
 
 
+MOST_TILES = 20_000
+"""Longer timelines are refused: nobody reads a million events, and viewers do not open them."""
+
+
 def flash_attention(gpu: Gpu, problem: AttentionProblem) -> Trace:
     """The CTA with the last tile of queries, which sees the most keys, of one head.
 
     The copy of the next K and V starts when the products with the present ones start.
     """
     tile = flash.Tile()
-    rows = list(tiles(problem.q_len, tile.q))[-1]
+    _check_length("kv_len", problem.kv_len, tile.kv)
+    rows = slice((tile_count(problem.q_len, tile.q) - 1) * tile.q, problem.q_len)
     q_rows, d = _length(rows), problem.d
     row_bytes = d * BF16_BYTES
     cta = CtaTimeline(gpu, "flash_attention CTA")
@@ -62,6 +67,7 @@ def flash_attention(gpu: Gpu, problem: AttentionProblem) -> Trace:
 def naive_attention(gpu: Gpu, problem: AttentionProblem) -> Trace:
     """One CTA of each of the three kernels, one after another; no copy overlaps with arithmetic."""
     tile, d, kv_len = naive.TILE, problem.d, problem.kv_len
+    _check_length("kv_len", kv_len, tile)
     q_rows, keys = min(tile, problem.q_len), min(tile, kv_len)
     row_bytes = d * BF16_BYTES
     products = CtaTimeline(gpu, "naive_scores CTA")
@@ -98,6 +104,9 @@ def naive_attention(gpu: Gpu, problem: AttentionProblem) -> Trace:
 def flash_decoding(gpu: Gpu, problem: AttentionProblem, splits: int) -> Trace:
     """The first split's CTA, which has the most keys, then a CTA that combines one head."""
     d, group = problem.d, problem.group
+    _check_length("kv_len", problem.kv_len, decoding.KEY_TILE)
+    if not 1 <= splits <= decoding.max_splits(problem):
+        raise ShapeError(f"splits is {splits}; it must be 1 to {decoding.max_splits(problem)}")
     heads = tile_count(group, 2) * 2  # scores go two heads at a time
     row_bytes = d * BF16_BYTES
     split = CtaTimeline(gpu, "flash_decoding_split CTA")
@@ -147,6 +156,14 @@ def fp8_kv_cache(gpu: Gpu, tokens: int) -> Trace:
     read.lanes("dequantize", own * fp8_record.NOPE_VALUES * DEQUANTIZE_OPS, "convert")
     read.store("KV", own * value_bytes)
     return read.trace(f"fp8_kv_cache on {gpu.name}")
+
+
+def _check_length(name: str, value: int, tile: int) -> None:
+    if tile_count(value, tile) > MOST_TILES:
+        raise ShapeError(
+            f"{name} {value} is {tile_count(value, tile)} tiles of {tile}; "
+            f"a timeline shows {MOST_TILES} at most"
+        )
 
 
 def _length(part: slice) -> int:

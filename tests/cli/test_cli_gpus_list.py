@@ -46,7 +46,7 @@ def test_occupancy_of_a_cta(cli, tmp_path: Path) -> None:
         (("h1000",), "no GPU 'h1000' in the device table; it has a100, h100"),
         (("h100", "--threads", 2048), "2048 is outside 1 to 1024 on h100"),
         (("--shared", 100), "needs --threads"),
-        (("--threads", "many"), "many"),
+        (("--threads", "many"), "should be a valid integer"),
     ],
 )
 def test_gpus_refuses(cli, words: tuple[object, ...], message: str) -> None:

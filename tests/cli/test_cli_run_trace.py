@@ -62,8 +62,8 @@ def test_kernel_moves_what_was_predicted(
 
 
 def test_naive_attention_that_does_not_fit(cli) -> None:
-    # S of 65536^2 * 16 heads * 2 bytes is 128 GiB.
-    words = ("--set", "n=65536", "--set", "heads=16")
+    # S of 8192^2 * 64 heads * 16 sequences * 2 bytes is 128 GiB.
+    words = ("--set", "n=8192", "--set", "heads=64", "--set", "batch=16")
     output = cli("run", "flash_attention", *words).stdout
     assert "Naive attention does not fit: tensor 's'" in " ".join(output.split())
 
@@ -74,11 +74,13 @@ def test_naive_attention_that_does_not_fit(cli) -> None:
         (("flash",), "no algorithm 'flash'; there are naive_attention, flash_attention"),
         (("flash_attention", "--set", "m=3"), "no setting 'm'; it has: n (both lengths), q_len"),
         (("flash_attention", "--set", "q_len=x"), "--set q_len=x: it must be a whole number"),
-        (("flash_attention", "--set", "q_len=0"), "--set q_len=0: it must be at least 1"),
+        (("flash_attention", "--set", "q_len=0"), "--set q_len=0: it must be from 1 to 2147483647"),
         (("flash_attention", "--set", "causal=2"), "it is true or false"),
         (("flash_attention", "--set", "heads=3", "--set", "kv_heads=2"), "multiple of kv_heads"),
         (("flash_attention", "--set", "d=96"), "96"),
         (("flash_decoding", "--set", "kv_len=64", "--set", "splits=2"), "splits"),
+        (("flash_attention", "--set", f"n={10**20}"), "it must be from 1 to 2147483647"),
+        (("flash_attention", "--set", "n=1_000_000_000"), "h100 has 84942979072"),
         (("flash_attention", "--gpu", "h900"), "no GPU 'h900'"),
         (("flash_attention", "--on", "gpu"), "--on 'gpu' is none of model, ptx, cuda"),
     ],
@@ -127,6 +129,8 @@ def test_trace_draws_and_exports(cli, tmp_path: Path, algorithm: str) -> None:
 def test_trace_refuses(cli) -> None:
     assert "no algorithm 'flash'" in cli("trace", "flash", code=2).stderr
     words = ("trace", "flash_attention", "--start", 50, "--stop", 10)
+    split = ("trace", "flash_decoding", "--set", "kv_len=64", "--set", "splits=2")
+    assert "splits is 2; it must be 1 to 1" in cli(*split, code=2).stderr
     assert "is empty" in cli(*words, code=2).stderr
     assert (
         "no setting 'tokens'" in cli("trace", "flash_attention", "--set", "tokens=1", code=2).stderr

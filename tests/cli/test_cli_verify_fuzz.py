@@ -79,7 +79,7 @@ def test_failure_is_shrunk_and_repeats(cli, tmp_path: Path) -> None:
         (("toy", "--law", "holds", "--case", "{"), "the case is not JSON"),
         (("toy", "--law", "holds", "--case", '{"n": 1}'), "unknown case fields ['n']"),
         (("--on", "tpu"), "no device 'tpu'"),
-        (("--examples", -1), "-1"),
+        (("--examples", -1), "greater than or equal to 0"),
     ],
 )
 def test_verify_refuses(cli, words: tuple[object, ...], message: str) -> None:

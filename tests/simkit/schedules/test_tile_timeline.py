@@ -109,6 +109,14 @@ def test_a_faster_memory_is_faster() -> None:
     assert h200.stop < h100.stop
 
 
+@pytest.mark.parametrize("algorithm", ["naive_attention", "flash_attention", "flash_decoding"])
+def test_endless_timelines_are_refused(algorithm: str) -> None:
+    draw = getattr(tile_timeline, algorithm)
+    splits = (1,) if algorithm == "flash_decoding" else ()
+    with pytest.raises(ShapeError, match=r"kv_len 2000000 is \d+ tiles .* shows 20000 at most"):
+        draw(H100, AttentionProblem.sized(kv_len=2_000_000, d=64), *splits)
+
+
 def _overlaps(trace: Trace) -> bool:
     """Whether some copy and some arithmetic of one CTA take place at the same time."""
     copies = [event for event in trace.events if event.kind in ("load", "store")]
