@@ -69,7 +69,9 @@ class Launch:
         self.threads = self.block[0] * self.block[1] * self.block[2]
         self.shared_bytes: int = self.kernel.static_shared + self.dynamic_shared
         self.parameter_memory: Bytes = Bytes(self.parameters)
-        self.counters: TrafficCounter = TrafficCounter(L2Cache.of(self.gpu) if self.options.dram else None)
+        self.counters: TrafficCounter = TrafficCounter(
+            L2Cache.of(self.gpu) if self.options.dram else None
+        )
         self._cores: dict[str, TensorCore] = {}
 
     def run(self) -> Report:

@@ -21,6 +21,7 @@ from simkit.numerics.fma import fma
 Array = np.ndarray
 Modifiers = Mapping[str, str]
 
+
 def _canonical(function: Callable[..., Any]) -> Callable[..., Array]:
     """A float32 operation whose NaNs are the GPU's: 0x7FFFFFFF, whatever the CPU makes."""
 

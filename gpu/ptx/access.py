@@ -1,0 +1,232 @@
+"""Loads, stores and atomics of a set of warps: checked, counted, in whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import numpy as np
+
+from gpu.ptx import spaces
+from gpu.ptx.lanes import Array, Lanes, Mask
+from gpu.ptx.memory import Allocation, Bytes
+from simkit.errors import LaunchError, MemoryAccessError
+
+
+class MemoryAccess(Lanes):
+    """What loads, stores and atomics of the generated code call."""
+
+    def load(
+        self, space: str, base: Array, offset: int, size: int, count: int, mask: Mask, site: int
+    ) -> list[Array]:
+        """``count`` elements of ``size`` bytes per lane; lanes outside the mask get anything."""
+        if mask is not None and not mask.any():
+            return [np.zeros(self.shape, f"u{size}")] * count
+        if space == "generic":
+            return self._by_space(
+                base, offset, mask, lambda s, b, m: self.load(s, b, offset, size, count, m, site)
+            )
+        memory, offsets = self._locate(space, base, offset, size * count, mask, site, "read")
+        return memory.gather(offsets, size, count)
+
+    def store(
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        size: int,
+        values: Sequence[Array],
+        mask: Mask,
+        site: int,
+    ) -> None:
+        """Writes one element per value to consecutive places, in the active lanes."""
+        if mask is not None and not mask.any():
+            return
+        if space == "generic":
+
+            def store_part(part: str, at: Array, chosen: Mask) -> list[Array]:
+                self.store(part, at, offset, size, values, chosen, site)
+                return []
+
+            self._by_space(base, offset, mask, store_part)
+            return
+        total = size * len(values)
+        memory, offsets = self._locate(space, base, offset, total, mask, site, "write")
+        memory.scatter(offsets, size, values, mask)
+
+    def atomic(
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        function: Callable[[Array, Array], Array],
+        values: Array,
+        compare: Array | None,
+        mask: Mask,
+        site: int,
+    ) -> Array:
+        """Read-modify-write of one element per lane; the old values."""
+        if mask is not None and not mask.any():
+            return np.zeros(self.shape, values.dtype)
+        if space == "generic":
+            return self._by_space(
+                base,
+                offset,
+                mask,
+                lambda s, b, m: [self.atomic(s, b, offset, function, values, compare, m, site)],
+            )[0]
+        size = values.dtype.itemsize
+        memory, offsets = self._locate(space, base, offset, size, mask, site, "write")
+        return memory.atomic(offsets, function, values, compare, mask)
+
+    def _by_space(
+        self,
+        base: Array,
+        offset: int,
+        mask: Mask,
+        access: Callable[[str, Array, Mask], list[Array]],
+    ) -> list[Array]:
+        """A generic access as one access per state space that its addresses point into."""
+        base = base.astype(np.uint64, copy=False)
+        addresses = base + np.uint64(offset & 0xFFFFFFFFFFFFFFFF)
+        top = addresses >> np.uint64(32)
+        result: list[Array] | None = None
+        covered = np.zeros(self.shape, bool)
+        for space, window in (
+            ("shared", spaces.SHARED_WINDOW),
+            ("local", spaces.LOCAL_WINDOW),
+            ("param", spaces.PARAMETER_WINDOW),
+            ("global", None),
+        ):
+            here = ~covered if window is None else top == np.uint64(window >> 32)
+            covered |= here
+            chosen = here if mask is None else here & mask
+            if not chosen.any():
+                continue
+            whole = None if mask is None and chosen.all() else chosen
+            values = access(space, base if window is None else base - np.uint64(window), whole)
+            if result is None:
+                result = values
+            else:
+                result = [
+                    np.where(chosen, new, old) for new, old in zip(values, result, strict=True)
+                ]
+        return result or []
+
+    def _locate(
+        self, space: str, base: Array, offset: int, size: int, mask: Mask, site: int, direction: str
+    ) -> tuple[Bytes, Array]:
+        """The memory of a state space and each lane's byte offset in it, checked and counted."""
+        grid = self.grid
+        if mask is not None:
+            # Idle lanes may hold any address: let them follow an active one.
+            place = int(mask.argmax())
+            base = np.where(mask, base, base.reshape(-1)[place])
+        if space in ("global", "const"):
+            offsets = base.astype(np.uint64, copy=False).view(np.int64) - (
+                spaces.GLOBAL_BASE - offset
+            )
+            self._check_global(offsets, size, mask, site, direction, space)
+            return grid.memory.bytes, offsets
+        offsets = base.astype(np.int64) + offset
+        if space == "shared":
+            self._check(offsets, size, grid.shared_bytes, mask, site, "shared", direction)
+            grid.counters.shared(offsets, size, mask)
+            return grid.shared, offsets + self.shared_base
+        if space == "local":
+            self._check(offsets, size, grid.local_bytes, mask, site, "local", direction)
+            grid.counters.local(
+                size * (offsets.size if mask is None else int(np.count_nonzero(mask)))
+            )
+            return grid.local, offsets + self._of_all(grid.local_base)
+        if space == "param":
+            self._check(offsets, size, len(grid.parameters), mask, site, "parameter", direction)
+            return grid.parameter_memory, offsets
+        raise LaunchError(f"{grid.place(site)}: no access to {space} memory")
+
+    def _check(
+        self,
+        offsets: Array,
+        size: int,
+        limit: int,
+        mask: Mask,
+        site: int,
+        space: str,
+        direction: str,
+    ) -> None:
+        bits = int(np.bitwise_or.reduce(offsets, axis=None))
+        if bits < 0 or int(offsets.max()) + size > limit:
+            bad = (offsets < 0) | (offsets + size > limit)
+            self._access_error(
+                bad,
+                mask,
+                offsets,
+                size,
+                site,
+                space,
+                direction,
+                f"{space} memory has {limit} bytes",
+            )
+        if bits & (min(size, 16) - 1):
+            self._misaligned(offsets, size, mask, site, space, direction)
+
+    def _check_global(
+        self, offsets: Array, size: int, mask: Mask, site: int, direction: str, space: str
+    ) -> None:
+        memory, counters = self.grid.memory, self.grid.counters
+        low, high = int(offsets.min()), int(offsets.max()) + size
+        allocation = memory.find(low, high)
+        if int(np.bitwise_or.reduce(offsets, axis=None)) & (min(size, 16) - 1):
+            self._misaligned(offsets + spaces.GLOBAL_BASE, size, mask, site, space, direction)
+        if allocation is not None:
+            if space == "global":
+                counters.global_access(allocation, offsets, size, mask, direction)
+            return
+        owners = memory.owners(offsets, size)
+        bad = owners < 0
+        if bad.any() and (mask is None or (bad & mask).any()):
+            chosen = bad if mask is None else bad & mask
+            stray = int(offsets[chosen][0])
+            self._access_error(
+                chosen,
+                None,
+                offsets + spaces.GLOBAL_BASE,
+                size,
+                site,
+                space,
+                direction,
+                memory.nearest(stray),
+            )
+        if space == "global":
+            for owner in np.unique(owners):
+                here = owners == owner if mask is None else (owners == owner) & mask
+                if here.any():
+                    found: Allocation = memory.allocations[int(owner)]
+                    counters.global_access(found, offsets, size, here, direction)
+
+    def _misaligned(
+        self, addresses: Array, size: int, mask: Mask, site: int, space: str, direction: str
+    ) -> NoReturn:
+        bad = (addresses & (min(size, 16) - 1)) != 0
+        self._access_error(
+            bad, mask, addresses, size, site, space, direction, f"not a multiple of {min(size, 16)}"
+        )
+
+    def _access_error(
+        self,
+        bad: Array,
+        mask: Mask,
+        addresses: Array,
+        size: int,
+        site: int,
+        space: str,
+        direction: str,
+        why: str,
+    ) -> NoReturn:
+        chosen = bad if mask is None else bad & mask
+        lane, warp = (int(v[0]) for v in np.nonzero(chosen))
+        address = int(addresses[lane, warp]) & 0xFFFFFFFFFFFFFFFF
+        raise MemoryAccessError(
+            f"{space} {direction} of {size} bytes at 0x{address:x} ({why}) by"
+            f" {self.grid.thread_name(lane, int(self.warps[warp]))}, {self.grid.place(site)}"
+        )
