@@ -8,9 +8,21 @@ from gpu.counters import Hazard, Report, Traffic
 from gpu.device import Array, Device, Kernel, Module
 from gpu.ptx.executor import PtxDevice
 from gpu.ptx.launch import Options
+from gpu.tensor_map import TensorMap
 from simkit.errors import DeviceUnavailableError
 
-__all__ = ["Array", "Device", "Hazard", "Kernel", "Module", "Options", "Report", "Traffic", "open"]
+__all__ = [
+    "Array",
+    "Device",
+    "Hazard",
+    "Kernel",
+    "Module",
+    "Options",
+    "Report",
+    "TensorMap",
+    "Traffic",
+    "open",
+]
 
 
 def open(name: str = "auto", gpu: str = "h100", options: Options | None = None) -> Device:

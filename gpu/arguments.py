@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpu.ptx.syntax import Variable
+from gpu.tensor_map import TensorMap
 from simkit.errors import LaunchError
 
 
@@ -81,6 +82,11 @@ def _pack_one(kernel: str, index: int, parameter: Parameter, value: object) -> b
         if parameter.size != 8 or parameter.element in ("f64", "b8"):
             raise wrong("got an array, the parameter is not a pointer")
         return struct.pack("<Q", int(address))
+    if isinstance(value, TensorMap):
+        data = bytes(value)
+        if not parameter.is_struct or parameter.size != len(data):
+            raise wrong(f"got a TensorMap, which is a by-value struct of {len(data)} bytes")
+        return data
     if isinstance(value, bytes | bytearray | np.void):
         data = bytes(value) if not isinstance(value, np.void) else value.tobytes()
         if len(data) != parameter.size:

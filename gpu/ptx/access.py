@@ -130,9 +130,12 @@ class MemoryAccess(Lanes):
             return grid.memory.bytes, offsets
         offsets = base.astype(np.int64) + offset
         if space == "shared":
+            base_of_cta = self.shared_base
+            if grid.cluster_size > 1:
+                offsets, base_of_cta = self._of_cluster(offsets, site)
             self._check(offsets, size, grid.shared_bytes, mask, site, "shared", direction)
             grid.counters.shared(offsets, size, mask)
-            return grid.shared, offsets + self.shared_base
+            return grid.shared, offsets + base_of_cta
         if space == "local":
             self._check(offsets, size, grid.local_bytes, mask, site, "local", direction)
             grid.counters.local(
@@ -143,6 +146,20 @@ class MemoryAccess(Lanes):
             self._check(offsets, size, len(grid.parameters), mask, site, "parameter", direction)
             return grid.parameter_memory, offsets
         raise LaunchError(f"{grid.place(site)}: no access to {space} memory")
+
+    def _of_cluster(self, addresses: Array, site: int) -> tuple[Array, Array]:
+        """Offsets in the shared memory of the CTAs that addresses name by rank, and where those
+        CTAs' memory starts.
+        """
+        grid = self.grid
+        rank = addresses >> spaces.SHARED_RANK_SHIFT
+        if int(rank.max()) >= grid.cluster_size:
+            raise MemoryAccessError(
+                f"shared address 0x{int(addresses.max()):x} names CTA {int(rank.max())} of a"
+                f" cluster of {grid.cluster_size}, {grid.place(site)}"
+            )
+        starts = grid.cta_in_cluster(self.cta, rank) * grid.shared_stride
+        return addresses & spaces.SHARED_OFFSET_MASK, starts
 
     def _check(
         self,

@@ -1,15 +1,25 @@
-"""Asynchronous copies of a set of warps."""
+"""Asynchronous copies of a set of warps by cp.async, and their mbarriers.
+
+Sources: PTX ISA 8.8, 9.7.9.25.3 (cp.async), 9.7.13.15 (mbarrier).
+"""
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
+from gpu.ptx import mbarrier, spaces
 from gpu.ptx.access import MemoryAccess
 from gpu.ptx.lanes import Array, Mask
+from gpu.ptx.waiting import MbarrierWait
+from simkit.errors import LaunchError, MemoryAccessError
 
 
 class AsyncAccess(MemoryAccess):
-    """What cp.async and its groups call."""
+    """What cp.async and mbarrier instructions call."""
+
+    # cp.async
 
     def source_size(self, taken: Array, size: int) -> Array:
         return np.where(self.array(taken), np.uint32(size), np.uint32(0))
@@ -33,17 +43,12 @@ class AsyncAccess(MemoryAccess):
         mask = None if mask is None else np.array(mask)
 
         def perform(which: Array | None) -> None:
-            active = (
-                mask
-                if which is None
-                else (np.broadcast_to(which, self.shape) if mask is None else mask & which)
-            )
+            active = mask
+            if which is not None:
+                active = np.broadcast_to(which, self.shape) if mask is None else mask & which
             self._copy(to, to_offset, origin, origin_offset, size, taken, active, site)
 
-        if self.grid.schedule.delays_copies:
-            self.grid.copies.issue(self.warps, perform)
-        else:
-            perform(None)
+        self.grid.copies.issue(self.warps, perform)
 
     def _copy(
         self,
@@ -65,25 +70,209 @@ class AsyncAccess(MemoryAccess):
             reading = taken >= size if mask is None else (taken >= size) & mask
         values = self.load("global", origin, origin_offset, 4, count, reading, site)
         if reading is not mask:
-            values = [np.where(reading, v, np.uint32(0)) for v in values]  # type: ignore[arg-type]
+            assert reading is not None
+            values = [np.where(reading, v, np.uint32(0)) for v in values]
         self.store("shared", to, to_offset, 4, values, mask, site)
 
     def _copy_partly(
-        self, to: Array, to_offset: int, origin: Array, origin_offset: int, size: int, taken: Array,
-        mask: Mask, site: int,
-    ) -> None:  # fmt: skip
+        self,
+        to: Array,
+        to_offset: int,
+        origin: Array,
+        origin_offset: int,
+        size: int,
+        taken: Array,
+        mask: Mask,
+        site: int,
+    ) -> None:
         """Source sizes that end inside the copy: byte by byte, zeros behind them."""
         for k in range(size):
             reading = taken > k if mask is None else (taken > k) & mask
             value = self.load("global", origin, origin_offset + k, 1, 1, reading, site)[0]
-            self.store(
-                "shared", to, to_offset + k, 1, [np.where(reading, value, np.uint8(0))], mask, site
-            )
+            filled = np.where(reading, value, np.uint8(0))
+            self.store("shared", to, to_offset + k, 1, [filled], mask, site)
 
     def commit_copies(self, mask: Mask) -> None:
-        if self.grid.schedule.delays_copies:
-            self.grid.copies.commit(self._some(mask))
+        self.grid.copies.commit(self._some(mask))
 
     def wait_copies(self, allowed: int, mask: Mask) -> None:
-        if self.grid.schedule.delays_copies:
-            self.grid.copies.wait(self._some(mask), allowed)
+        self.grid.copies.wait(self._some(mask), allowed)
+
+    def arrive_after_copies(
+        self, space: str, base: Array, offset: int, counts: bool, mask: Mask, site: int
+    ) -> None:
+        """cp.async.mbarrier.arrive: an arrival once the thread's copies so far have landed.
+
+        Without ``.noinc`` (``counts``) the object expects this arrival on top of its own.
+        """
+        objects, _ = self._objects(space, base, offset, mask, site)
+        ones = np.ones(len(objects), np.int64)
+        if counts:
+            self._change(objects, -ones, 0, 0, site)
+        warps = self._some(mask)
+        landed = self.grid.copies.so_far(warps)
+
+        def arrive() -> None:
+            landed()
+            self._change(objects, ones, 0, 0, site)
+
+        self.grid.agents.start(arrive)
+
+    # mbarrier
+
+    def _objects(
+        self, space: str, base: Array, offset: int, mask: Mask, site: int
+    ) -> tuple[Array, Array]:
+        """Flat offsets in shared memory of the objects of the active lanes, and those lanes."""
+        active = np.ones(self.shape, bool) if mask is None else mask
+        addresses = self.array(base).astype(np.int64) + offset
+        if space == "generic":
+            addresses = addresses - spaces.SHARED_WINDOW
+        chosen = addresses[active]
+        cta = np.broadcast_to(self.cta, self.shape)[active]
+        return self._flat_shared(chosen, cta, 8, site, "mbarrier"), active
+
+    def _flat_shared(self, addresses: Array, cta: Array, size: int, site: int, what: str) -> Array:
+        """Flat offsets of shared::cluster addresses seen from some CTAs, checked."""
+        grid = self.grid
+        rank, local = addresses >> spaces.SHARED_RANK_SHIFT, addresses & spaces.SHARED_OFFSET_MASK
+        wrong = (local + size > grid.shared_bytes) | (rank < 0) | (rank >= grid.cluster_size)
+        if wrong.any():
+            self._stray(int(addresses[wrong][0]), f"{what} of {size} bytes", site)
+        alignment = min(size & -size, 16)
+        if (local & (alignment - 1)).any():
+            bad = int(addresses[(local & (alignment - 1)) != 0][0])
+            self._stray(bad, f"{what}: not a multiple of {alignment}", site)
+        return grid.cta_in_cluster(cta, rank) * grid.shared_stride + local
+
+    def _stray(self, address: int, what: str, site: int) -> NoReturn:
+        raise MemoryAccessError(
+            f"{what} at shared address 0x{address & 0xFFFFFFFF:x}, a CTA has"
+            f" {self.grid.shared_bytes} bytes, {self.grid.place(site)}"
+        )
+
+    def _change(
+        self, objects: Array, arrivals: Array | int, tx: Array | int, drops: Array | int, site: int
+    ) -> Array:
+        """Applies arrivals and transactions to objects (flat offsets); each one's word before."""
+        memory = self.grid.shared.views[8]
+        unique, inverse = np.unique(objects, return_inverse=True)
+        words = memory[unique >> 3]
+        if (words == np.uint64(mbarrier.INVALID)).any():
+            bad = int(unique[words == np.uint64(mbarrier.INVALID)][0])
+            self._barrier_error(bad, "is not initialised", site)
+
+        def total(values: Array | int) -> Array:
+            spread = np.broadcast_to(np.asarray(values, np.int64), objects.shape)
+            sums = np.zeros(len(unique), np.int64)
+            np.add.at(sums, inverse, spread)
+            return sums
+
+        new, flipped = mbarrier.update(
+            words,
+            total(arrivals),
+            total(tx),
+            total(drops),
+            lambda index, why: self._barrier_error(int(unique[index]), why, site),
+        )
+        memory[unique >> 3] = new
+        if flipped.any():
+            self.grid.changed = True
+        return words[inverse]
+
+    def _barrier_error(self, place: int, why: str, site: int) -> NoReturn:
+        owner, offset = divmod(place, self.grid.shared_stride)
+        word = int(self.grid.shared.views[8][place >> 3])
+        raise LaunchError(
+            f"{self.grid.place(site)}: mbarrier at shared offset {offset} of"
+            f" {self.grid.cta_name(owner)} {why} ({mbarrier.describe(word)})"
+        )
+
+    def mbarrier_init(
+        self, space: str, base: Array, offset: int, count: Array, mask: Mask, site: int
+    ) -> None:
+        objects, active = self._objects(space, base, offset, mask, site)
+        counts = self.array(count)[active].astype(np.int64)
+        if ((counts < 1) | (counts > mbarrier.COUNT_LIMIT)).any():
+            raise LaunchError(
+                f"{self.grid.place(site)}: an mbarrier for {int(counts.max())} arrivals; it can be"
+                f" for 1 to {mbarrier.COUNT_LIMIT}"
+            )
+        self.grid.shared.views[8][objects >> 3] = mbarrier.initial(counts)
+
+    def mbarrier_invalidate(
+        self, space: str, base: Array, offset: int, mask: Mask, site: int
+    ) -> None:
+        objects, _ = self._objects(space, base, offset, mask, site)
+        self.grid.shared.views[8][objects >> 3] = np.uint64(mbarrier.INVALID)
+
+    def mbarrier_change(
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        arrivals: Array | int,
+        expected: Array | int,
+        completed: Array | int,
+        drops: bool,
+        mask: Mask,
+        site: int,
+    ) -> Array:
+        """arrive, arrive_drop, expect_tx, complete_tx and their combinations; the state before."""
+        states = np.zeros(self.shape, np.uint64)
+        if mask is not None and not mask.any():
+            return states
+        objects, active = self._objects(space, base, offset, mask, site)
+
+        def of_active(value: Array | int) -> Array:
+            if isinstance(value, int):
+                return np.full(len(objects), value, np.int64)
+            return self.array(value)[active].astype(np.int64)
+
+        count = of_active(arrivals)
+        tx = of_active(expected) - of_active(completed)
+        states[active] = self._change(objects, count, tx, count if drops else 0, site)
+        return states
+
+    def mbarrier_test(
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        phase: Array,
+        is_parity: bool,
+        mask: Mask,
+        site: int,
+    ) -> Array:
+        """test_wait: whether the phase is complete, without waiting."""
+        passed = np.zeros(self.shape, bool)
+        if mask is not None and not mask.any():
+            return passed
+        objects, active = self._objects(space, base, offset, mask, site)
+        words = self.grid.shared.views[8][objects >> 3]
+        passed[active] = mbarrier.parity(words) != self._awaited(phase, is_parity)[active]
+        return passed
+
+    def mbarrier_wait(
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        phase: Array,
+        is_parity: bool,
+        target: str,
+        mask: Mask,
+        site: int,
+    ) -> MbarrierWait:
+        """try_wait: the warp goes on when the phase is complete."""
+        objects, active = self._objects(space, base, offset, mask, site)
+        places = np.zeros(self.shape, np.int64)
+        places[active] = objects
+        return MbarrierWait(places, self._awaited(phase, is_parity), active, target, site)
+
+    def _awaited(self, phase: Array, is_parity: bool) -> Array:
+        value = self.array(phase)
+        return value.astype(np.int64) & 1 if is_parity else mbarrier.parity(value)
+
+    def pending_count(self, state: Array) -> Array:
+        return mbarrier.unpack(self.array(state))[0].astype(np.uint32)

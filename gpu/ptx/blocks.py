@@ -20,6 +20,10 @@ from gpu.ptx.syntax import (
 # The block number that stands for the end of the kernel.
 EXIT = -1
 
+# What marks an instruction of a whole warp: a modifier, or being one of the old ones without it.
+_TOGETHER = frozenset(("sync", "aligned"))
+_COLLECTIVE = frozenset(("bar", "barrier", "shfl", "vote", "activemask"))
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -56,6 +60,14 @@ class Block:
     negated: bool = False
     live_in: frozenset[str] = frozenset()
     live_out: frozenset[str] = frozenset()
+
+    @property
+    def needs_convergence(self) -> bool:
+        """Whether an instruction here depends on which lanes of the warp execute it together."""
+        return any(
+            i.instruction.opcode in _COLLECTIVE or not _TOGETHER.isdisjoint(i.instruction.modifiers)
+            for i in self.items
+        )
 
 
 def registers_of(operand: Operand | None) -> Iterator[str]:

@@ -66,8 +66,16 @@ class TemporaryPlan:
 class Emitter:
     """Collects the lines of one block; the translators of isa/ write through it."""
 
-    def __init__(self, program: Program, symbols: Mapping[str, int], masked: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        symbols: Mapping[str, int],
+        masked: bool,
+        ranked: frozenset[str] = frozenset(),
+    ) -> None:
         self.program = program
+        # Shared variables whose addresses depend on the CTA's rank in its cluster.
+        self.ranked = ranked
         self.symbols = symbols
         self.masked = masked
         self.lines: list[str] = []
@@ -194,7 +202,10 @@ class Emitter:
                     return special if code == f"u{size}" else f"{special}.view('{code}')"
                 return f"{special}.astype('{code}')"
             case Symbol(name, offset):
-                return self.constant(self.symbol(name) + offset, code)
+                address = self.symbol(name) + offset
+                if name in self.ranked:
+                    return self.fresh(f"x.own_shared({address}, {code!r})")
+                return self.constant(address, code)
             case Not(register):
                 return f"~{self.view(register.name, 'b1')}"
             case _:
@@ -274,6 +285,8 @@ class Emitter:
                 return self.view(name, storage), operand.offset
             case Symbol(name, offset):
                 base = self.symbol(name) + offset + operand.offset
+                if name in self.ranked:
+                    return f"x.array(x.own_shared({base}, 'u8'))", 0
             case Immediate(value):
                 base = int(value) + operand.offset
         return f"x.constant({base & ((1 << 64) - 1)})", 0
@@ -344,9 +357,15 @@ def _chained_accumulators(block: Block, program: Program) -> set[str]:
     return written - others
 
 
-def generate(block: Block, program: Program, symbols: Mapping[str, int], masked: bool) -> Code:
+def generate(
+    block: Block,
+    program: Program,
+    symbols: Mapping[str, int],
+    masked: bool,
+    ranked: frozenset[str] = frozenset(),
+) -> Code:
     """Compiles one block.  PtxError (with the line) where operands do not fit an instruction."""
-    emitter = Emitter(program, symbols, masked)
+    emitter = Emitter(program, symbols, masked, ranked)
     emitter.chained = _chained_accumulators(block, program)
     plan = plan_temporaries(block, program)
     for index, item in enumerate(block.items):

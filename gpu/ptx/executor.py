@@ -21,6 +21,8 @@ from gpu.ptx.translation import translate
 from simkit.errors import CapacityError, DtypeError, LaunchError, PtxError, ShapeError
 from simkit.machine.gpus import gpu as find_gpu
 
+# Non-portable size of sm_90; 8 is what every device of that kind guarantees.
+_CLUSTER_LIMIT = 16
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
 _BLOCK_LIMITS = (1024, 1024, 64)
 
@@ -81,7 +83,8 @@ class PtxKernel:
         self.symbols.update(self.program.local_offsets)
         self.symbols.update(self.program.parameter_offsets)
         self.static_shared = self._lay_out_shared()
-        self._code = translation.code(name, self.symbols)
+        shared = {v.name for v in (*module.shared, *self.program.shared)}
+        self._code = translation.code(name, self.symbols, frozenset(shared))
 
     def _lay_out_shared(self) -> int:
         """Offsets of shared variables: static ones first, dynamic ones (of unknown size) all at the
@@ -101,8 +104,30 @@ class PtxKernel:
         self.symbols.update({v.name: end for v in dynamic})
         return end
 
-    def code(self, block: int, is_masked: bool) -> Code:
-        return self._code.of(block, is_masked)
+    def code(self, block: int, is_masked: bool, is_clustered: bool = False) -> Code:
+        return self._code.of(block, is_masked, is_clustered)
+
+    def _cluster(
+        self, asked: tuple[int, int, int], grid: tuple[int, int, int]
+    ) -> tuple[int, int, int]:
+        """The cluster of a launch: the one asked for, or the one the kernel was compiled for."""
+        required = self.program.performance.get("reqnctapercluster")
+        if required is not None:
+            fixed = _three(required)
+            if asked not in ((1, 1, 1), fixed):
+                raise LaunchError(f"kernel {self.name!r} requires clusters of {fixed}, got {asked}")
+            asked = (fixed[0], fixed[1], fixed[2])
+        size = asked[0] * asked[1] * asked[2]
+        if size > _CLUSTER_LIMIT:
+            raise LaunchError(f"a cluster of {size} CTAs, at most {_CLUSTER_LIMIT} are possible")
+        if size > 1 and int(self.module.device.gpu.arch[3:].rstrip("af")) < 90:
+            raise LaunchError(f"{self.module.device.gpu.name} has no clusters; they need sm_90")
+        for axis, extent, part in zip("xyz", grid, asked, strict=True):
+            if extent % part:
+                raise LaunchError(
+                    f"grid.{axis} is {extent}, not a multiple of cluster.{axis} {part}"
+                )
+        return asked
 
     @property
     def live_registers(self) -> int:
@@ -125,8 +150,7 @@ class PtxKernel:
         device = self.module.device
         extents = dimensions("grid", grid, _GRID_LIMITS)
         threads = dimensions("block", block, _BLOCK_LIMITS)
-        if dimensions("cluster", cluster, (16, 16, 16)) != (1, 1, 1):
-            raise LaunchError("clusters are not supported")
+        cluster_extents = self._cluster(dimensions("cluster", cluster, (16, 16, 16)), extents)
         count = threads[0] * threads[1] * threads[2]
         if count > device.gpu.max_threads_per_block:
             raise LaunchError(
@@ -165,6 +189,8 @@ class PtxKernel:
             device.gpu,
             device.arch,
             device.options,
+            cluster_extents,
+            cluster_extents != (1, 1, 1) or "reqnctapercluster" in self.program.performance,
         ).run()
 
 

@@ -43,7 +43,7 @@ def _bytes(decode: Callable[[Array], Array]) -> Callable[[Array], list[Array]]:
 
 
 # Elements of one 32-bit register, lowest first, as float32.
-_DECODERS: dict[str, Callable[[Array], list[Array]]] = {
+DECODERS: dict[str, Callable[[Array], list[Array]]] = {
     "bf16": _bf16,
     "f16": _f16,
     "tf32": _tf32,
@@ -56,7 +56,7 @@ def matrix_a(registers: Sequence[Array], kind: str) -> Array:
     """A as float32 (16, K, warps) from its registers: rows g and g + 8 alternate, then the next
     half of K.
     """
-    decoded = [_DECODERS[kind](r) for r in registers]
+    decoded = [DECODERS[kind](r) for r in registers]
     per_register = len(decoded[0])
     halves, warps = len(registers) // 2, registers[0].shape[1]
     a = np.empty((2, 8, halves, 4, per_register, warps), np.float32)
@@ -68,7 +68,7 @@ def matrix_a(registers: Sequence[Array], kind: str) -> Array:
 
 def matrix_b(registers: Sequence[Array], kind: str) -> Array:
     """B as float32 (K, 8, warps)."""
-    decoded = [_DECODERS[kind](r) for r in registers]
+    decoded = [DECODERS[kind](r) for r in registers]
     per_register = len(decoded[0])
     warps = registers[0].shape[1]
     b = np.empty((len(registers), 4, per_register, 8, warps), np.float32)

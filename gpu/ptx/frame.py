@@ -57,7 +57,7 @@ class Frame(MatrixAccess):
                 f" {self.grid.place(site)}"
             )
 
-    def printf(self, text: Array, values: Array, mask: Mask) -> Array:
+    def printf(self, text: Array, values: Array, mask: Mask, site: int) -> Array:
         """vprintf: formats each active lane's values; the number of values, as CUDA returns it."""
         active = np.ones(self.shape, bool) if mask is None else mask
         counts = np.zeros(self.shape, np.uint32)
@@ -69,7 +69,7 @@ class Frame(MatrixAccess):
             one[lane, warp] = True
             found = []
             for argument in arguments:
-                raw = self.load("generic", address, argument.offset, argument.size, 1, one, 0)[0]
+                raw = self.load("generic", address, argument.offset, argument.size, 1, one, site)[0]
                 found.append(int(raw[lane, warp]))
             self.grid.output.append(formatting.render(template, arguments, found, self.grid.string))
             counts[lane, warp] = len(arguments)

@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu.ptx import spaces
+from gpu.ptx.agents import Agents
 from gpu.ptx.barriers import Barriers
 from gpu.ptx.blocks import EXIT
+from gpu.ptx.clusters import Assembly, ClusterBarriers
 from gpu.ptx.copies import Copies
 from gpu.ptx.frame import Arrival, Frame
 from gpu.ptx.memory import Bytes, banked
-from gpu.ptx.schedule import PATIENCE
+from gpu.ptx.schedule import LANE_PATIENCE, PATIENCE
 from gpu.ptx.types import DTYPES, storage_code
+from gpu.ptx.waiting import MbarrierWait, Wait
+from gpu.ptx.wgmma import WarpgroupQueue
 from simkit.errors import BudgetError, DeadlockError, LaunchError
 from simkit.numerics.tensor_core import TensorCore
 
@@ -45,10 +49,20 @@ class Group:
     places: dict[int, Array | None]
     strand: int
     turns: int = 0
+    diverged: int = 0  # blocks run since the lanes went different ways
+    exception: int = EXIT  # the block to run next although it is not the lowest
 
     @property
     def block(self) -> int:
-        return min(self.places)
+        return self.exception if self.exception in self.places else min(self.places)
+
+
+@dataclass(slots=True)
+class Parked:
+    """A group that waits, already placed where it goes on."""
+
+    group: Group
+    wait: Wait
 
 
 @dataclass(slots=True)
@@ -79,7 +93,8 @@ class Grid:
         threads = launch.threads
         self.warps_per_cta = -(-threads // 32)
         self.warps = self.ctas * self.warps_per_cta
-        self.cta_of_warp = np.repeat(np.arange(self.ctas), self.warps_per_cta)
+        self.cluster_size: int = launch.cluster_size
+        self.cta_of_warp: Array = np.repeat(np.arange(self.ctas), self.warps_per_cta)
         self.schedule = launch.options.schedule
         self.counters = launch.counters
         self.memory = launch.memory
@@ -103,13 +118,26 @@ class Grid:
         self._pools: dict[tuple[str, int], Array] = {}
         self._specials: dict[str, Array] = {}
         self._frames: dict[bytes, Frame] = {}
-        self.copies = Copies(self.warps)
+        self.random = self.schedule.generator
+        self.copies = Copies(self.warps, self.schedule.delays_copies, self.schedule.luck)
+        self.bulk_copies = Copies(32 * self.warps, self.schedule.delays_copies, self.schedule.luck)
+        self.agents = Agents(self.schedule, self.random)
         self.barriers = Barriers(self)
-        self.strand_of_warp = self.schedule.strands(self.warps, self.warps_per_cta)
+        self.cluster_of_warp = self.cta_of_warp // self.cluster_size
+        self.clusters = ClusterBarriers(self)
+        self.assembly = Assembly(self)
+        self.warpgroups = WarpgroupQueue(self, self.schedule.delays_copies)
+        self.bound: Frame | None = None
+        # Groups that wait for something else than a CTA's barrier, and whether any may go on now.
+        self.parked: list[Parked] = []
+        self.changed = False
+        self._last_timeout: object = None
+        self.strand_of_warp = self.schedule.strands(
+            self.warps, self.warps_per_cta, 4 if launch.program.uses_warpgroups else 1
+        )
         self.runnable: dict[int, list[Group]] = {}
         self.position = 0
         self.current_strand = 0
-        self.random = self.schedule.generator
 
     def _local_memory(self) -> tuple[Bytes, int]:
         if not self.local_bytes:
@@ -138,8 +166,9 @@ class Grid:
         dimension = "xyz".find(axis) if axis else 0
         lane = np.arange(32)[:, None]
         thread = lane + 32 * (np.arange(self.warps) % self.warps_per_cta)[None, :]
-        cta = self.first + self.cta_of_warp[None, :]
+        cta = self.cta_of_warp[None, :]
         block, grid = (*launch.block, 1), (*launch.grid, 1)
+        cluster, clusters = (*launch.cluster, 1), (*launch.clusters, 1)
         if axis == "w":
             return np.array(1 if base.startswith("%n") else 0)
         match base:
@@ -148,7 +177,7 @@ class Grid:
             case "%ntid":
                 return np.array(block[dimension])
             case "%ctaid":
-                return _coordinate(cta, grid, dimension)
+                return self._cta_coordinate(cta, dimension)
             case "%nctaid":
                 return np.array(grid[dimension])
             case "%laneid":
@@ -158,7 +187,7 @@ class Grid:
             case "%nwarpid":
                 return np.array(launch.gpu.max_threads_per_sm // 32)
             case "%smid":
-                return cta % launch.gpu.sm_count
+                return (self.first + cta) % launch.gpu.sm_count
             case "%nsmid":
                 return np.array(launch.gpu.sm_count)
             case "%lanemask_eq":
@@ -175,14 +204,21 @@ class Grid:
                 return np.array(launch.dynamic_shared)
             case "%total_smem_size" | "%aggr_smem_size":
                 return np.array(launch.shared_bytes)
-            # Without clusters every CTA is a cluster of its own.
             case "%clusterid":
-                return _coordinate(cta, grid, dimension)
+                return _coordinate((self.first + cta) // self.cluster_size, clusters, dimension)
             case "%nclusterid":
-                return np.array(grid[dimension])
-            case "%cluster_nctaid" | "%cluster_nctarank":
-                return np.array(1)
-            case "%cluster_ctaid" | "%cluster_ctarank" | "%is_explicit_cluster" | "%gridid":
+                return np.array(clusters[dimension])
+            case "%cluster_nctaid":
+                return np.array(cluster[dimension])
+            case "%cluster_nctarank":
+                return np.array(self.cluster_size)
+            case "%cluster_ctaid":
+                return _coordinate(cta % self.cluster_size, cluster, dimension)
+            case "%cluster_ctarank":
+                return cta % self.cluster_size
+            case "%is_explicit_cluster":
+                return np.array(int(launch.is_cluster_launch))
+            case "%gridid":
                 return np.array(0)
             case _:
                 raise LaunchError(f"special register {name} is not supported")
@@ -197,6 +233,26 @@ class Grid:
 
     def tensor_core(self, kind: str) -> TensorCore | None:
         return self.launch.tensor_core(kind)
+
+    def warpgroup_core(self, kind: str, is_half: bool) -> TensorCore | None:
+        return self.launch.warpgroup_core(kind, is_half)
+
+    def read_register(self, name: str, warps: Array) -> Array:
+        """A register of some warps (32, warps), also while they run a block on copies."""
+        copies = None if self.bound is None else self.bound.copy_of(name)
+        if copies is None:
+            return self.registers[name][:, warps]
+        assert self.bound is not None
+        return copies[:, np.searchsorted(self.bound.warps, warps)]
+
+    def write_register(self, name: str, warps: Array, values: Array) -> None:
+        """The same for writing."""
+        copies = None if self.bound is None else self.bound.copy_of(name)
+        if copies is None:
+            self.registers[name][:, warps] = values.view(self.registers[name].dtype)
+            return
+        assert self.bound is not None
+        copies[:, np.searchsorted(self.bound.warps, warps)] = values.view(copies.dtype)
 
     def string(self, address: int) -> str:
         """A zero-terminated string in global memory."""
@@ -216,10 +272,28 @@ class Grid:
         return f"thread ({x}, {y}, {z}) of {self.cta_name(int(self.cta_of_warp[warp]))}"
 
     def cta_name(self, cta: int) -> str:
-        x, y, z = (
-            int(_coordinate(np.array(self.first + cta), self.launch.grid, d)) for d in range(3)
-        )
+        x, y, z = (int(self._cta_coordinate(np.array(cta), d)) for d in range(3))
         return f"block ({x}, {y}, {z})"
+
+    def _cta_coordinate(self, cta: Array, dimension: int) -> Array:
+        """A coordinate of resident CTAs.  CTAs come cluster by cluster, in rank order within
+        one.
+        """
+        launch = self.launch
+        cluster, rank = np.divmod(self.first + cta, self.cluster_size)
+        extent = (*launch.cluster, 1)[dimension]
+        return _coordinate(cluster, (*launch.clusters, 1), dimension) * extent + _coordinate(
+            rank, (*launch.cluster, 1), dimension
+        )
+
+    def cta_in_cluster(self, cta: Array, rank: Array) -> Array:
+        """The CTA of a rank in the cluster of a CTA."""
+        return cta - cta % self.cluster_size + rank
+
+    def living_in_cluster(self, cluster: int) -> int:
+        """Warps of a cluster that have not exited."""
+        first = cluster * self.cluster_size
+        return int(self.living_warps[first : first + self.cluster_size].sum())
 
     def frame(self, warps: Array) -> Frame:
         key = warps.tobytes()
@@ -235,14 +309,108 @@ class Grid:
     def run(self) -> None:
         """Runs all CTAs to their ends."""
         self.resume(np.arange(self.warps), np.zeros(self.warps, np.int64))
-        while self.runnable:
-            self._run_block(self._choose())
+        while True:
+            if self.changed and (not self.runnable or self._may_wake()):
+                self._wake()
+            if self.runnable:
+                self.agents.step()
+                self._run_block(self._choose())
+            elif not self._unblock():
+                break
         if self.living_warps.any():
             raise DeadlockError(
                 f"kernel {self.launch.program.name!r} is deadlocked:\n    "
-                + "\n    ".join(self.barriers.describe())
+                + "\n    ".join((*self.barriers.describe(), *self._describe_parked()))
             )
+        while self.agents.run_one():
+            pass
         self.copies.finish()
+        self.bulk_copies.finish()
+
+    def _may_wake(self) -> bool:
+        """Waiting warps join at the start of a sweep, so that they run with as many as possible."""
+        return self.schedule.kind != "eager" or self.position > max(self.runnable, default=-1)
+
+    def _wake(self) -> None:
+        """Lets every parked warp go on whose condition now holds."""
+        self.changed = False
+        parked, self.parked = self.parked, []
+        for one in parked:
+            self._park(one.group, one.wait)
+
+    def _unblock(self) -> bool:
+        """Nobody can run: an agent works, or a wait times out; False if nothing is left to try."""
+        if self.agents.run_one():
+            return True
+        if self.changed:
+            return True
+        if not self.parked:
+            return False
+        return self._time_out()
+
+    def _time_out(self) -> bool:
+        """try_wait may give up.  It does here when nothing else can happen, and not twice in a row
+        with nothing changed in between: that is a deadlock.
+        """
+        all_waits = (one.wait for one in self.parked)
+        waits = [wait for wait in all_waits if isinstance(wait, MbarrierWait)]
+        words = [self.shared.views[8].take(wait.objects >> 3).tobytes() for wait in waits]
+        sites = [(one.wait.site, one.group.frame.warps.tobytes()) for one in self.parked]
+        state = (words, sites)
+        if not words or state == self._last_timeout:
+            return False
+        self._last_timeout = state
+        parked, self.parked = self.parked, []
+        for one in parked:
+            if isinstance(one.wait, MbarrierWait):
+                one.wait.finish(self, one.group.frame.warps, False)
+                self._settle(one.group)
+            else:
+                self.parked.append(one)
+        return True
+
+    def _park(self, group: Group, wait: Wait) -> None:
+        """Warps of a group whose wait is over go on; the others are set aside."""
+        warps = group.frame.warps
+        ready = wait.ready(self, warps)
+        if ready.all():
+            wait.finish(self, warps, True)
+            self._settle(group)
+            return
+        if ready.any():
+            done, group = self._divide(group, ready)
+            wait.of(ready).finish(self, done.frame.warps, True)
+            self._settle(done)
+            wait = wait.of(~ready)
+        self.parked.append(Parked(group, wait))
+
+    def _divide(self, group: Group, chosen: Array) -> tuple[Group, Group]:
+        """A group as the chosen warps and the others."""
+
+        def part(which: Array) -> Group:
+            places = {b: None if m is None else m[:, which] for b, m in group.places.items()}
+            places = {b: m for b, m in places.items() if m is None or m.any()}
+            return Group(self.frame(group.frame.warps[which]), places, group.strand, group.turns)
+
+        return part(chosen), part(~chosen)
+
+    def _describe_parked(self) -> list[str]:
+        """One line per waiting group, for a deadlock report."""
+        lines = []
+        for one in self.parked[:8]:
+            warps = one.group.frame.warps
+            names = ", ".join(
+                f"warp {int(w) % self.warps_per_cta} of {self.cta_name(int(self.cta_of_warp[w]))}"
+                for w in warps[:4]
+            )
+            more = f" and {len(warps) - 4} more" if len(warps) > 4 else ""
+            lines.append(
+                f"{names}{more} wait at {self.place(one.wait.site)}:"
+                f" {one.wait.describe(self, warps)}"
+            )
+        if len(self.parked) > 8:
+            lines.append(f"... and {len(self.parked) - 8} more groups")
+        return lines
 
     def resume(self, warps: Array, blocks: Array) -> None:
         """Makes warps runnable at the given blocks."""
@@ -262,7 +430,20 @@ class Grid:
         self._add(Group(self.frame(warps), {block: mask}, strand))
 
     def _add(self, group: Group) -> None:
+        group.exception = EXIT
+        group.diverged = group.diverged + 1 if len(group.places) > 1 else 0
+        if group.diverged and group.diverged % LANE_PATIENCE == 0:
+            self._let_others_pass(group)
         self.runnable.setdefault(group.block, []).append(group)
+
+    def _let_others_pass(self, group: Group) -> None:
+        """The lanes of the lowest block may be spinning for what other lanes have yet to do: those
+        get a turn, in rotation, where they need not wait for the first ones to join them.
+        """
+        blocks = self.launch.program.blocks
+        others = [b for b in sorted(group.places)[1:] if not blocks[b].needs_convergence]
+        if others:
+            group.exception = others[group.diverged // LANE_PATIENCE % len(others)]
 
     def _choose(self) -> Group:
         """The next group to run, taken out of the runnable ones and joined with its like."""
@@ -286,12 +467,15 @@ class Grid:
         if self.current_strand not in strands:
             later = [s for s in strands if s > self.current_strand]
             self.current_strand = min(later or strands)
-        block = min(
+        own = [
             b
             for b, waiting in self.runnable.items()
             for g in waiting
             if g.strand == self.current_strand
-        )
+        ]
+        # Sweeping, so that groups that spin do not starve the one they spin for.
+        block = min((b for b in own if b >= self.position), default=min(own))
+        self.position = block + 1
         group = next(g for g in self.runnable[block] if g.strand == self.current_strand)
         group.turns += 1
         if group.turns >= PATIENCE:
@@ -327,7 +511,9 @@ class Grid:
         code = self.launch.code(index, mask is not None)
         frame = group.frame
         views = frame.bind(code)
+        self.bound = frame
         result = code.function(views, mask, frame)
+        self.bound = None
         frame.release(code)
         self._count(code.instructions, frame, mask)
         if block.kind == "jump":
@@ -338,8 +524,13 @@ class Grid:
         elif block.kind == "switch":
             self._switch(group, block.targets, np.broadcast_to(result, frame.shape), mask)
             return
-        else:
+        elif isinstance(result, Arrival):
             self._arrive(group, result, block.targets[0], mask)
+        else:
+            self._move(group, block.targets[0], mask)
+            if result is not None:
+                self._park(group, result)
+                return
         self._settle(group)
 
     def _count(self, operations: int, frame: Frame, mask: Array | None) -> None:
@@ -512,6 +703,7 @@ class Grid:
             ctas = frame.cta[gone]
             np.subtract.at(self.living_warps, ctas, 1)
             self.barriers.release(np.unique(ctas))
+            self.clusters.release(np.unique(ctas // self.cluster_size))
 
 
 def _coordinate(linear: Array, extents: tuple[int, ...], dimension: int) -> Array:

@@ -20,8 +20,8 @@ _LANE_BITS = (np.uint32(1) << np.arange(32, dtype=np.uint32))[:, None]
 
 
 class Lanes:
-    """Warps of a grid by their positions in its register file: views are bound directly when they are
-    all warps or evenly spaced, and copied otherwise.
+    """Warps of a grid by their positions in its register file: views are bound directly when they
+    are all warps or evenly spaced, and copied otherwise.
     """
 
     def __init__(self, grid: Grid, warps: Array) -> None:
@@ -64,6 +64,11 @@ class Lanes:
         if self.index is None:
             for name in code.writes:
                 self.grid.registers[name][:, self.warps] = self._copies[name]
+            self._copies = {}
+
+    def copy_of(self, name: str) -> Array | None:
+        """The copy of a register that the running block works on, if it works on copies."""
+        return self._copies.get(name)
 
     def _view(self, slot: Slot, wanted: str) -> Array:
         kind, key, storage = slot

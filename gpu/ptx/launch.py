@@ -4,6 +4,7 @@ waves.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from gpu.ptx.traffic import TrafficCounter
 from simkit.errors import LaunchError
 from simkit.machine.cache import L2Cache
 from simkit.machine.gpus import Gpu
-from simkit.numerics.tensor_core import TensorCore, tensor_core
+from simkit.numerics.tensor_core import TensorCore, half_precision, tensor_core
 
 if TYPE_CHECKING:
     from gpu.ptx.emit import Code
@@ -63,6 +64,8 @@ class Launch:
     gpu: Gpu
     arch: str
     options: Options
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    is_cluster_launch: bool = False
 
     def __post_init__(self) -> None:
         self.program: Program = self.kernel.program
@@ -73,11 +76,14 @@ class Launch:
             L2Cache.of(self.gpu) if self.options.dram else None
         )
         self._cores: dict[str, TensorCore] = {}
+        self.cluster_size: int = math.prod(self.cluster)
+        self.clusters = tuple(g // c for g, c in zip(self.grid, self.cluster, strict=True))
 
     def run(self) -> Report:
         started = time.perf_counter()
         total = self.grid[0] * self.grid[1] * self.grid[2]
         together = max(_LANES_AT_ONCE // self.threads, min(self.gpu.sm_count, total), 1)
+        together = -(-together // self.cluster_size) * self.cluster_size
         statistics, output = Statistics(), []  # type: tuple[Statistics, list[str]]
         # IEEE arithmetic makes infinities and NaNs without asking; integer overflow wraps.
         with np.errstate(all="ignore"):
@@ -97,7 +103,7 @@ class Launch:
         )
 
     def code(self, block: int, is_masked: bool) -> Code:
-        return self.kernel.code(block, is_masked)
+        return self.kernel.code(block, is_masked, self.cluster_size > 1)
 
     def tensor_core(self, kind: str) -> TensorCore | None:
         """The tensor core of mma.sync for an input type; None for plain float32."""
@@ -110,6 +116,13 @@ class Launch:
             via_f16 = is_fp8 and int("".join(c for c in arch.split("_")[1] if c.isdigit())) >= 90
             self._cores[kind] = tensor_core(arch, "f16" if via_f16 else kind)
         return self._cores[kind]
+
+    def warpgroup_core(self, kind: str, is_half: bool) -> TensorCore | None:
+        """The tensor core of wgmma for an input type; None for plain float32."""
+        if self.options.numerics == "fast":
+            return None
+        core = tensor_core(self.gpu.arch, "e4m3" if kind == "e5m2" else kind)
+        return half_precision(core) if is_half else core
 
     def place(self, site: int) -> str:
         return self.kernel.place(site)

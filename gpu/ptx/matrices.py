@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gpu.ptx import spaces
-from gpu.ptx.asynchrony import AsyncAccess
-from gpu.ptx.lanes import Array
+from gpu.ptx import spaces, wgmma
+from gpu.ptx.bulk import BulkAccess
+from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.memory import Bytes
+from gpu.ptx.waiting import QueueWait, WarpgroupWait
+from gpu.ptx.wgmma import WARPS
+from simkit.errors import LaunchError
 from simkit.numerics.tensor_core import Operand, dot_accumulate, dot_accumulate_fast, prepare
 
 _MATRIX_WORDS = np.arange(4, dtype=np.int64)[None, :, None] * 4
@@ -20,7 +23,7 @@ _COLUMN_BYTES = np.repeat(np.arange(8, dtype=np.int64) * 2, 4)[:, None]
 _PAIR_ROWS = np.tile(np.arange(4) * 2, 8)
 
 
-class MatrixAccess(AsyncAccess):
+class MatrixAccess(BulkAccess):
     """What matrix instructions call."""
 
     def load_matrix(
@@ -72,9 +75,12 @@ class MatrixAccess(AsyncAccess):
         offsets = self.array(base)[:used].astype(np.int64) + offset
         if space == "generic":
             offsets = offsets - spaces.SHARED_WINDOW
+        base_of_cta = self.shared_base
+        if self.grid.cluster_size > 1:
+            offsets, base_of_cta = self._of_cluster(offsets, site)
         self._check(offsets, 16, self.grid.shared_bytes, None, site, "shared", direction)
         self.grid.counters.shared(offsets, 16, None)
-        return self.grid.shared, offsets + self.shared_base
+        return self.grid.shared, offsets + base_of_cta
 
     def operand(self, matrix: Array, kind: str) -> Operand | Array:
         """A decoded A or B with what the exact tensor core needs of it again and again."""
@@ -87,3 +93,71 @@ class MatrixAccess(AsyncAccess):
         """
         core = self.grid.tensor_core(kind)
         return dot_accumulate_fast(a, b, c) if core is None else dot_accumulate(a, b, c, core)
+
+    # Warpgroups
+
+    def _warpgroups(self, mask: Mask, site: int) -> Array:
+        """The warps as (warpgroups, 4); an error if a warpgroup is not complete here."""
+        warps = self.warps if mask is None else self._whole_warps(mask, site)
+        if len(warps) % WARPS == 0:
+            groups = warps.reshape(-1, WARPS)
+            first = groups[:, :1] % self.grid.warps_per_cta
+            if (first % WARPS == 0).all() and (groups == groups[:, :1] + np.arange(WARPS)).all():
+                return groups
+        raise LaunchError(
+            f"{self.grid.place(site)}: a warpgroup instruction is executed by some of its four"
+            " warps only; wgmma.fence brings them together"
+        )
+
+    def _whole_warps(self, mask: Array, site: int) -> Array:
+        chosen = mask.any(axis=0)
+        if not mask[:, chosen].all():
+            raise LaunchError(f"{self.grid.place(site)}: executed by some lanes of a warp only")
+        return self.warps[chosen]
+
+    def warpgroup_fence(self, mask: Mask, site: int) -> WarpgroupWait | None:
+        return self.grid.assembly.arrive(self._some(mask), site)
+
+    def warpgroup_multiply(
+        self,
+        n: int,
+        is_half: bool,
+        kind_a: str,
+        kind_b: str,
+        a: Array | None,
+        a_registers: tuple[str, ...],
+        b: Array,
+        accumulate: Array | bool,
+        negate_a: bool,
+        negate_b: bool,
+        transpose_a: bool,
+        transpose_b: bool,
+        accumulator: tuple[str, ...],
+        mask: Mask,
+        site: int,
+    ) -> None:
+        """wgmma.mma_async: issued here, done at the commit or later."""
+        groups = self._warpgroups(mask, site)
+        leaders = np.searchsorted(self.warps, groups[:, 0])
+
+        def one_each(value: Array) -> Array:
+            return self.array(value)[0, leaders].astype(np.int64)
+
+        left = wgmma.Operand(
+            kind_a, negate_a, transpose_a, None if a is None else one_each(a), a_registers
+        )
+        right = wgmma.Operand(kind_b, negate_b, transpose_b, one_each(b))
+        added = (
+            np.full(len(groups), accumulate)
+            if isinstance(accumulate, bool)
+            else self.array(accumulate)[0, leaders].astype(bool)
+        )
+        self.grid.warpgroups.issue(
+            wgmma.Operation(groups, n, left, right, added, accumulator, is_half, site)
+        )
+
+    def warpgroup_commit(self, mask: Mask, site: int) -> None:
+        self.grid.warpgroups.commit(self._warpgroups(mask, site).reshape(-1))
+
+    def warpgroup_wait(self, allowed: int, mask: Mask, site: int) -> QueueWait:
+        return QueueWait(self._warpgroups(mask, site).reshape(-1), allowed, site)

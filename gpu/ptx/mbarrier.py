@@ -1,8 +1,8 @@
 """mbarrier objects: 64-bit words in shared memory, changed by arrays of arrivals and transactions.
 
-The hardware's layout is opaque; this one keeps everything in the word, so that an object can be copied, watched and
-overwritten like any other data: pending arrivals, expected arrivals, pending transaction bytes, phase parity.
-Source: PTX ISA 8.8, 9.7.13.15 (mbarrier).
+The hardware's layout is opaque; this one keeps everything in the word, so that an object can be
+copied, watched and overwritten like any other data: pending arrivals, expected arrivals, pending
+transaction bytes, phase parity. Source: PTX ISA 8.8, 9.7.13.15 (mbarrier).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _TX_BIAS = 1 << 20
 _EXPECTED_SHIFT = _COUNT_BITS
 _TX_SHIFT = 2 * _COUNT_BITS
 _PARITY_SHIFT = _TX_SHIFT + _TX_BITS
-# What an object is when it is none: never initialised (shared memory starts as ones) or invalidated.
+# What an object is when it is none: never initialised (shared memory starts as ones) or
+# invalidated.
 INVALID = (1 << 64) - 1
 
 
@@ -67,8 +68,9 @@ def update(
 ) -> tuple[Array, Array]:
     """Objects after arrivals and changes of the transaction count, and which phases completed.
 
-    ``arrivals``, ``tx`` (bytes expected less bytes completed) and ``drops`` (arrivals that later phases no longer
-    expect) are int64 per object.  ``fail(index, why)`` reports what is undefined on hardware.
+    ``arrivals``, ``tx`` (bytes expected less bytes completed) and ``drops`` (arrivals that later
+    phases no longer expect) are int64 per object.  ``fail(index, why)`` reports what is undefined
+    on hardware.
     """
     pending, expected, bytes_left, phase = unpack(words)
     flipped = np.zeros(len(words), bool)
@@ -82,7 +84,8 @@ def update(
         pending = pending - taken
         left = left - taken
         complete = (pending == 0) & (bytes_left == 0)
-        # An object nobody touched in this call cannot be at zero: its phase would have completed before.
+        # An object nobody touched in this call cannot be at zero: its phase would have completed
+        # before.
         if not complete.any():
             break
         flipped |= complete

@@ -24,6 +24,9 @@ Array = np.ndarray
 # go.
 _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 _ALIGNMENT = 256
+# Swizzle patterns repeat every 1024 bytes: with owners that far apart, offsets in the whole memory
+# swizzle like offsets in the owner's own.
+_BANK_ALIGNMENT = 1024
 _POISON = 0xFF  # NaN in every floating format, -1 in every integer one
 
 
@@ -223,5 +226,5 @@ def banked(count: int, size: int) -> tuple[Bytes, int]:
     """Memory for ``count`` owners of ``size`` bytes each, filled with poison, and the distance
     between owners.
     """
-    stride = -(-max(size, 1) // 128) * 128
+    stride = -(-max(size, 1) // _BANK_ALIGNMENT) * _BANK_ALIGNMENT
     return Bytes(np.full(count * stride, _POISON, np.uint8)), stride

@@ -13,31 +13,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from gpu.ptx.blocks import EXIT, Block, Item, registers_of
+from gpu.ptx.inline import Inliner, located
 from gpu.ptx.optimize import simplify
 from gpu.ptx.registry import TABLE
 from gpu.ptx.syntax import (
-    Address,
-    Function,
-    Group,
-    Immediate,
     Instruction,
     Label,
     Module,
-    Not,
     Operand,
-    Pair,
     Position,
     Register,
     Symbol,
     Variable,
     Vector,
 )
-from gpu.ptx.types import SIZES
 from simkit.errors import PtxError
-
-_MAX_INLINED = 200_000
-# Functions the driver provides on a GPU; each becomes an instruction of ours.
-_BUILTINS = {"vprintf": "$printf", "__assertfail": "$assertfail"}
 
 
 @dataclass(slots=True)
@@ -54,6 +44,7 @@ class Program:
     local_offsets: dict[str, int]
     local_bytes: int
     persistent: frozenset[str]
+    uses_warpgroups: bool
     performance: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -66,7 +57,7 @@ def lower(module: Module, name: str) -> Program:
     if function is None or not function.is_entry or not function.is_defined:
         entries = [f.name for f in module.functions.values() if f.is_entry]
         raise PtxError(f"no kernel named {name!r}; the module has {', '.join(entries) or 'none'}")
-    flat = _Inliner(module).run(function)
+    flat = Inliner(module).run(function)
     items = _decode(flat.body, flat.registers)
     blocks = _split(items, flat.tables)
     blocks = _order(blocks)
@@ -83,8 +74,23 @@ def lower(module: Module, name: str) -> Program:
         shared=[v for v in flat.variables if v.space == "shared"],
         local_offsets=local,
         local_bytes=-(-local_bytes // 16) * 16,
-        persistent=frozenset(r for b in blocks for r in b.live_in),
+        # What the tensor core holds on to outlives its block, whoever reads it next.
+        persistent=frozenset(r for b in blocks for r in b.live_in) | _held(blocks),
+        uses_warpgroups=any(i.instruction.opcode == "wgmma" for b in blocks for i in b.items),
         performance=function.performance,
+    )
+
+
+def _held(blocks: list[Block]) -> frozenset[str]:
+    """Registers of asynchronous tensor-core operations: accumulators and A fragments."""
+    return frozenset(
+        r
+        for block in blocks
+        for item in block.items
+        if item.form.opcode == "wgmma" and len(item.instruction.operands) > 2
+        for operand in item.instruction.operands[:2]
+        if isinstance(operand, Vector)
+        for r in registers_of(operand)
     )
 
 
@@ -97,201 +103,6 @@ def _layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
         offsets[variable.name] = end
         end += variable.size
     return offsets, end
-
-
-class _Inliner:
-    """Copies callees into the kernel, with fresh names for everything they declare."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.calls = 0
-
-    def run(self, kernel: Function) -> Function:
-        flat = Function(kernel.name, True, kernel.parameters, [], kernel.position)
-        flat.registers.update(kernel.registers)
-        self.copy(kernel, flat, "", {}, None, (kernel.name,))
-        return flat
-
-    def copy(
-        self,
-        source: Function,
-        flat: Function,
-        prefix: str,
-        parameters: dict[str, str],
-        after: str | None,
-        stack: tuple[str, ...],
-    ) -> None:
-        """Appends ``source``'s body to ``flat``; ``after`` is the label that a return jumps to."""
-        if prefix:
-            flat.registers.update({prefix + n: t for n, t in source.registers.items()})
-        local = {v.name for v in source.variables if v.space in ("local", "param")}
-        call_parameters = {v.name for v in source.variables if v.space == "param"}
-        labels = {s.name for s in source.body if isinstance(s, Label)}
-        for variable in source.variables:
-            if variable.space == "local":
-                flat.variables.append(replace(variable, name=prefix + variable.name))
-            elif variable.space == "shared" and variable not in flat.variables:
-                # One per CTA, however often its function is called.
-                flat.variables.append(variable)
-        for name, targets in source.tables.items():
-            flat.tables[prefix + name] = tuple(prefix + t for t in targets)
-
-        def symbol(name: str) -> str:
-            if name in parameters:
-                return parameters[name]
-            if name in local or name in labels or name in source.tables:
-                return prefix + name
-            return name
-
-        def rename(operand: Operand) -> Operand:
-            match operand:
-                case Register(name):
-                    return Register(prefix + name)
-                case Symbol(name, offset):
-                    return Symbol(symbol(name), offset)
-                case Address(base, offset, coordinates):
-                    renamed = rename(base)
-                    assert isinstance(renamed, Register | Symbol | Immediate)
-                    return Address(renamed, offset, tuple(map(rename, coordinates)))
-                case Vector(elements):
-                    return Vector(tuple(map(rename, elements)))
-                case Group(elements):
-                    return Group(tuple(map(rename, elements)))
-                case Pair(first, second):
-                    return Pair(rename(first), rename(second))
-                case Not(register):
-                    return Not(Register(prefix + register.name))
-                case _:
-                    return operand
-
-        call_space = {prefix + n for n in call_parameters} | set(parameters.values())
-        for statement in source.body:
-            if isinstance(statement, Label):
-                flat.body.append(Label(prefix + statement.name, statement.position))
-                continue
-            if len(flat.body) > _MAX_INLINED:
-                raise PtxError(
-                    f"kernel {flat.name!r} has more than {_MAX_INLINED} instructions once its"
-                    f" calls are inlined"
-                )
-            renamed = replace(
-                statement,
-                operands=tuple(map(rename, statement.operands)),
-                guard=None if statement.guard is None else Register(prefix + statement.guard.name),
-            )
-            if renamed.opcode == "call":
-                self.call(renamed, flat, stack)
-            elif renamed.opcode == "ret" and after is not None:
-                flat.body.append(
-                    replace(renamed, opcode="bra", modifiers=(), operands=(Symbol(after),))
-                )
-            elif renamed.opcode in ("ld", "st") and _is_call_parameter(renamed, call_space):
-                self.parameter_moves(renamed, flat)
-            else:
-                flat.body.append(renamed)
-
-    def call(self, call: Instruction, flat: Function, stack: tuple[str, ...]) -> None:
-        groups = [o for o in call.operands if isinstance(o, Group)]
-        names = [o for o in call.operands if isinstance(o, Symbol)]
-        has_result = bool(call.operands) and isinstance(call.operands[0], Group)
-        if len(names) != 1 or len(groups) + 1 != len(call.operands):
-            raise _at(call, "indirect calls are not supported")
-        results = groups[0].elements if has_result else ()
-        arguments = groups[-1].elements if len(groups) > has_result else ()
-        callee = self.module.functions.get(names[0].name)
-        if callee is None:
-            raise _at(call, f"call of unknown function {names[0].name!r}")
-        if callee.name in stack:
-            raise _at(call, f"recursive call of {callee.name!r} is not supported")
-        if not callee.is_defined:
-            if callee.name not in _BUILTINS:
-                raise _at(call, f"function {callee.name!r} has no body in this module")
-            flat.body.append(self.builtin(call, callee.name, arguments, results, flat))
-            return
-        if len(arguments) != len(callee.parameters) or len(results) != len(callee.returns):
-            raise _at(call, f"call of {callee.name!r} with {len(arguments)} arguments")
-        self.calls += 1
-        prefix = f"{callee.name}@{self.calls}:"
-        after = f"{prefix}return"
-        names_in: dict[str, str] = {}
-        for variable, operand in zip(
-            (*callee.parameters, *callee.returns), (*arguments, *results), strict=True
-        ):
-            if not isinstance(operand, Symbol):
-                raise _at(call, "call arguments must be .param variables")
-            names_in[variable.name] = operand.name
-        skip = f"{prefix}skip"
-        if call.guard is not None:
-            flat.body.append(
-                replace(call, opcode="bra", modifiers=(), operands=(Symbol(skip),),
-                        guard_negated=not call.guard_negated)
-            )  # fmt: skip
-        self.copy(callee, flat, prefix, names_in, after, (*stack, callee.name))
-        flat.body.append(Label(after, call.position))
-        flat.body.append(Label(skip, call.position))
-
-    def builtin(
-        self,
-        call: Instruction,
-        name: str,
-        arguments: tuple[Operand, ...],
-        results: tuple[Operand, ...],
-        flat: Function,
-    ) -> Instruction:
-        """A driver function as one instruction on the registers its parameters became."""
-        operands: list[Operand] = []
-        for argument in arguments:
-            assert isinstance(argument, Symbol)
-            register = f"{argument.name}+0"
-            if register not in flat.registers:
-                raise _at(call, f"argument {argument.name!r} of {name} is never set")
-            operands.append(Register(register))
-        if results:
-            assert isinstance(results[0], Symbol)
-            flat.registers.setdefault(f"{results[0].name}+0", "b32")
-            operands.insert(0, Register(f"{results[0].name}+0"))
-        return replace(call, opcode=_BUILTINS[name], modifiers=(), operands=tuple(operands))
-
-    def parameter_moves(self, access: Instruction, flat: Function) -> None:
-        """A load or store of a call's parameter as moves between registers."""
-        is_load = access.opcode == "ld"
-        pointer, value = access.operands if not is_load else access.operands[::-1]
-        assert isinstance(pointer, Address)
-        assert isinstance(pointer.base, Symbol)
-        element = access.modifiers[-1]
-        values = value.elements if isinstance(value, Vector) else (value,)
-        width = SIZES.get(element)
-        if width is None or width > 8:
-            raise _at(access, f"parameter access of type {element!r} is not supported")
-        for lane, register in enumerate(values):
-            offset = pointer.base.offset + pointer.offset + lane * width
-            name = f"{pointer.base.name}+{offset}"
-            known = flat.registers.setdefault(name, f"b{8 * width}")
-            if SIZES[known] != width:
-                raise _at(
-                    access,
-                    f"parameter {name} is accessed with {SIZES[known]} and with {width} bytes",
-                )
-            operands = (register, Register(name)) if is_load else (Register(name), register)
-            # A narrow value may live in a wider register: cvt extends or truncates, mov would not.
-            kind = ("mov", (f"b{8 * width}",)) if width > 2 else ("$move", (element,))
-            flat.body.append(replace(access, opcode=kind[0], modifiers=kind[1], operands=operands))
-
-
-def _is_call_parameter(access: Instruction, names: set[str]) -> bool:
-    pointer = (
-        access.operands[1 if access.opcode == "ld" else 0] if len(access.operands) == 2 else None
-    )
-    return (
-        "param" in [m.split("::")[0] for m in access.modifiers]
-        and isinstance(pointer, Address)
-        and isinstance(pointer.base, Symbol)
-        and pointer.base.name in names
-    )
-
-
-def _at(instruction: Instruction, message: str) -> PtxError:
-    return PtxError(f"PTX line {instruction.position.line}: {message}\n    {instruction.text}")
 
 
 _BRANCHES = {"bra", "brx", "ret", "exit"}
@@ -308,7 +119,7 @@ def _decode(
             decoded.append(statement)
             continue
         if statement.guard is not None and registers.get(statement.guard.name) != "pred":
-            raise _at(statement, f"guard {statement.guard.name!r} is not a predicate register")
+            raise located(statement, f"guard {statement.guard.name!r} is not a predicate register")
         if statement.opcode in _BRANCHES:
             decoded.append(statement)
             continue
@@ -379,7 +190,7 @@ def _split(
 
     def target(instruction: Instruction, operand: Operand) -> int:
         if not isinstance(operand, Symbol) or operand.name not in starts:
-            raise _at(instruction, "branch to an unknown label")
+            raise located(instruction, "branch to an unknown label")
         return starts[operand.name]
 
     blocks: list[Block] = []
@@ -404,17 +215,17 @@ def _terminate(block: Block, end: Instruction, following: int, target, tables) -
             or not isinstance(end.operands[0], Register)
             or end.guard is not None
         ):
-            raise _at(end, "brx.idx needs an index register and a target list, and no guard")
+            raise located(end, "brx.idx needs an index register and a target list, and no guard")
         name = getattr(end.operands[1], "name", "")
         if name not in tables:
-            raise _at(end, f"unknown target list {name!r}")
+            raise located(end, f"unknown target list {name!r}")
         block.kind = "switch"
         block.condition = end.operands[0]
         block.targets = [target(end, Symbol(t)) for t in tables[name]]
         return
     else:
         if len(end.operands) != 1:
-            raise _at(end, "bra needs one label")
+            raise located(end, "bra needs one label")
         destination = target(end, end.operands[0])
     if end.guard is None:
         block.targets = [destination]

@@ -21,6 +21,9 @@ _RANDOM_STRANDS = 4
 # A set of warps runs this many blocks before others get a turn, so that a spinning warp cannot
 # starve them.
 PATIENCE = 512
+# A warp whose lanes have diverged runs this many blocks before lanes that are further on get a
+# turn.
+LANE_PATIENCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,21 @@ class Schedule:
     def generator(self) -> np.random.Generator:
         return np.random.default_rng(self.seed)
 
-    def strands(self, warps: int, warps_per_cta: int) -> np.ndarray:
-        """The set each warp is scheduled in."""
+    @property
+    def luck(self) -> np.random.Generator | None:
+        """What decides for each copy whether it is late after all; None where all are or none."""
+        return np.random.default_rng((self.seed, 1)) if self.kind == "random" else None
+
+    def strands(self, warps: int, warps_per_cta: int, together: int = 1) -> np.ndarray:
+        """The set each warp is scheduled in; ``together`` neighbours (a warpgroup) stay in one."""
         if self.kind == "eager":
             return np.zeros(warps, np.int64)
         if self.kind == "lazy":
-            return np.arange(warps) % warps_per_cta
-        return self.generator.integers(0, _RANDOM_STRANDS, warps)
+            return np.arange(warps) % warps_per_cta // together
+        per_cta = -(-warps_per_cta // together)
+        warp = np.arange(warps)
+        set_of_warp = warp // warps_per_cta * per_cta + warp % warps_per_cta // together
+        return self.generator.integers(0, _RANDOM_STRANDS, int(set_of_warp[-1]) + 1)[set_of_warp]
 
 
 def parse_schedule(text: str) -> Schedule:

@@ -17,6 +17,7 @@ GLOBAL_BASE = 0x7000_0000_0000
 
 # Addresses of CTA rank r in a cluster start at r << SHARED_RANK_SHIFT.
 SHARED_RANK_SHIFT = 24
+SHARED_OFFSET_MASK = (1 << SHARED_RANK_SHIFT) - 1
 
 _WINDOWS = {
     "shared": SHARED_WINDOW,

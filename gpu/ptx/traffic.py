@@ -69,6 +69,11 @@ class TrafficCounter:
         self.shared_wavefronts += actual
         self.shared_ideal += ideal
 
+    def shared_bulk(self, chunks: int) -> None:
+        """Operands that the tensor core reads by itself: whole rows of 128 bytes, no conflicts."""
+        rows = -(-chunks * 16 // 128)
+        self._add(0, rows, rows)
+
     def local(self, size: int) -> None:
         self.local_bytes += size
 

@@ -21,18 +21,25 @@ class KernelCode:
     versions for diverged warps are added when they are first needed.
     """
 
-    def __init__(self, program: Program, symbols: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: Program, symbols: Mapping[str, int], shared: frozenset[str]
+    ) -> None:
         self.program = program
         self._symbols = dict(symbols)
-        self._codes: dict[tuple[int, bool], Code] = {}
+        self._shared = shared
+        self._codes: dict[tuple[int, bool, bool], Code] = {}
         for block in program.blocks:
-            self.of(block.index, False)
+            self.of(block.index, False, False)
 
-    def of(self, block: int, is_masked: bool) -> Code:
-        key = (block, is_masked)
+    def of(self, block: int, is_masked: bool, is_clustered: bool) -> Code:
+        """The code of a block.  In a cluster, the addresses of ``shared`` variables carry the rank
+        of the CTA.
+        """
+        key = (block, is_masked, is_clustered)
         if key not in self._codes:
+            ranked = self._shared if is_clustered else frozenset()
             self._codes[key] = generate(
-                self.program.blocks[block], self.program, self._symbols, is_masked
+                self.program.blocks[block], self.program, self._symbols, is_masked, ranked
             )
         return self._codes[key]
 
@@ -56,10 +63,10 @@ class Translation:
             self._programs[kernel] = lower(self.syntax, kernel)
         return self._programs[kernel]
 
-    def code(self, kernel: str, symbols: Mapping[str, int]) -> KernelCode:
+    def code(self, kernel: str, symbols: Mapping[str, int], shared: frozenset[str]) -> KernelCode:
         key = (kernel, frozenset(symbols.items()))
         if key not in self._codes:
-            self._codes[key] = KernelCode(self.program(kernel), symbols)
+            self._codes[key] = KernelCode(self.program(kernel), symbols, shared)
         return self._codes[key]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class TensorCore:
 
     ``terms``: products per step. ``fraction_bits``: bits kept below the largest exponent.
     ``input_min_exponent``: exponent of the input format's smallest normal number; subnormal
-    inputs carry it too. ``output_bits``: fraction bits of the result, 23 for float32.
+    inputs carry it too. ``output_bits``: fraction bits of the result, 23 for float32;
+    ``rounds_to_nearest``: a float16 result, rounded to nearest even rather than toward zero.
     ``min_exponent``: the least exponent that terms are aligned to. The accumulator always takes
     part with the exponent -126 or more, hence -126; the models in the literature differ here
     (-126 to -133), which shows only in results near the float32 underflow threshold.
@@ -44,6 +45,7 @@ class TensorCore:
     fraction_bits: int
     input_min_exponent: int
     output_bits: int = 23
+    rounds_to_nearest: bool = False
     min_exponent: int = -126
 
 
@@ -163,6 +165,11 @@ def prepare(x: Float32Array, core: TensorCore) -> Operand:
     x = as_float32(x, "operand")
     exponents = _exponents(x, core.input_min_exponent)
     return Operand(x, exponents, int(exponents.max(initial=-127)))
+
+
+def half_precision(core: TensorCore) -> TensorCore:
+    """The same unit with a float16 accumulator: its results are rounded to nearest even."""
+    return replace(core, name=f"{core.name} to f16", output_bits=10, rounds_to_nearest=True)
 
 
 def dot_accumulate(
@@ -291,6 +298,8 @@ def _truncated_sum_float32(
             np.copyto(integer, term, casting="unsafe")
             np.add(accumulator, integer, out=accumulator)
         np.add(total, accumulator, out=total)
+    if core.rounds_to_nearest:
+        return _rounded_to_f16(np.divide(total, scale, dtype=np.float64))
     _clear_low_bits(total, core.output_bits)
     # 1 / scale by its bits; the product is exact, as the result is a normal number, or overflows.
     np.subtract(np.int32(254 << 23), scale_bits, out=scale_bits)
@@ -309,6 +318,8 @@ def _truncated_sum_float64(
         term *= scale
         total += np.trunc(term, out=term)
     total /= scale
+    if core.rounds_to_nearest:
+        return _rounded_to_f16(total)
     _clear_low_bits(total, core.output_bits)
     quantum = 2.0 ** (-126 - core.output_bits)
     subnormal = np.abs(total) < 2.0**-126
@@ -329,6 +340,11 @@ def _step_with_specials(
     np.copyto(result, specials, casting="same_kind", where=np.isinf(specials))
     result[np.isnan(specials)] = CANONICAL_NAN
     return result
+
+
+def _rounded_to_f16(x: Float64Array) -> Float32Array:
+    """Float64 ``x`` rounded once to the nearest float16; + 0.0 makes a zero +0."""
+    return np.asarray((x.astype(np.float16) + np.float16(0)).astype(np.float32))
 
 
 def _clear_low_bits(x: Float64Array, fraction_bits: int) -> Float64Array:

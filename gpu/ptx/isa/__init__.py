@@ -4,6 +4,9 @@ imported.
 
 from gpu.ptx.isa import (  # noqa: F401
     asynchronous,
+    barriers,
+    bulk,
+    cluster,
     comparison,
     conversion,
     floating,
@@ -14,4 +17,5 @@ from gpu.ptx.isa import (  # noqa: F401
     synchronization,
     tensor,
     warp,
+    warpgroup,
 )

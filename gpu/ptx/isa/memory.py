@@ -125,7 +125,7 @@ def _exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return new
 
 
-_ATOMICS = {
+ATOMICS = {
     "add": np.add,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -146,14 +146,14 @@ def _atomic_function(e: Emitter, m: Modifiers) -> str:
         return e.bind(minmax.fmin_ptx if m["operation"] == "min" else minmax.fmax_ptx)
     if m["type"] in ("f16", "bf16"):
         raise e.error(f".{m['type']} atomics are not supported")
-    return e.bind(_ATOMICS[m["operation"]])
+    return e.bind(ATOMICS[m["operation"]])
 
 
 @ptx(
     f"atom{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>",
     operands=(3, 4),
     pure=False,
-    operation=" ".join(_ATOMICS),
+    operation=" ".join(ATOMICS),
     ordering=_ORDERINGS,
     scope=_SCOPES,
     space=_ATOMIC_SPACES,
@@ -199,7 +199,7 @@ def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
     operands=(2, 3),
     results=0,
     pure=False,
-    operation=" ".join(_ATOMICS),
+    operation=" ".join(ATOMICS),
     ordering=_ORDERINGS,
     scope=_SCOPES,
     space=_ATOMIC_SPACES,

@@ -1,0 +1,55 @@
+"""Asynchronous agents: bulk copies, asynchronous stores and arrivals that happen on their own time.
+
+An agent may do its work at any moment between its issue and the wait that covers it.  ``eager``
+does it at once, ``lazy`` when nothing else can run any more (as late as a wait allows), ``random``
+at some moment in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from gpu.ptx.schedule import Schedule
+
+Work = Callable[[], None]
+
+# With a random schedule, an agent works at issue, or before a step of the warps, with these
+# chances.
+_AT_ONCE = 0.25
+_AT_A_STEP = 0.15
+
+
+class Agents:
+    """The agents in flight of all resident CTAs."""
+
+    def __init__(self, schedule: Schedule, random: np.random.Generator) -> None:
+        self.kind = schedule.kind
+        self.random = random
+        self.pending: deque[Work] = deque()
+
+    def start(self, work: Work) -> None:
+        """Something that is to happen, now or later."""
+        if self.kind == "eager" or (self.kind == "random" and self.random.random() < _AT_ONCE):
+            work()
+        else:
+            self.pending.append(work)
+
+    def step(self) -> None:
+        """Called before each step of the warps."""
+        if self.kind == "random" and self.pending and self.random.random() < _AT_A_STEP:
+            self._one()
+
+    def run_one(self) -> bool:
+        """Lets one agent work because the warps wait for it; whether there was one."""
+        if not self.pending:
+            return False
+        self._one()
+        return True
+
+    def _one(self) -> None:
+        if self.kind == "random":
+            self.pending.rotate(-int(self.random.integers(len(self.pending))))
+        self.pending.popleft()()
