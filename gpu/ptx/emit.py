@@ -88,8 +88,11 @@ class Emitter:
         # written.
         self.decoded: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
-        # Accumulators that only pass from one mma to the next.
+        # Accumulators that nobody but a later mma reads: they never need to be registers.
         self.chained: set[str] = set()
+        # Accumulators whose registers are written when something reads them.
+        self.unwritten: set[str] = set()
+        self.put_off: dict[tuple[str, ...], tuple[str, list[str]]] = {}
         self.counter = 0
         self.mask = "m" if masked else "None"
         self.instruction: Instruction | None = None
@@ -153,6 +156,23 @@ class Emitter:
     def remember(self, key: tuple[tuple[str, ...], tuple[str, ...]], value: str) -> None:
         """Keeps what an instruction leaves in registers in its decoded form too."""
         self._remembered[key] = value
+
+    def write_later(self, matrix: str, operands: Iterable[Operand]) -> None:
+        """Leaves a matrix in accumulator registers once something else than an mma reads them."""
+        names = tuple(o.name for o in operands if isinstance(o, Register))
+        self.unwritten.update(names)
+        # The places are looked up now, while the registers are known to have them.
+        self.put_off[names] = (matrix, [self.view(name, "f4") for name in names])
+
+    def write_now(self) -> None:
+        """Writes what has been put off."""
+        where = "" if not self.masked else ", where=m"
+        for matrix, targets in self.put_off.values():
+            values = self.fresh(f"x.accumulators({matrix})")
+            for index, target in enumerate(targets):
+                self.lines.append(f"copyto({target}, {values}[{index}]{where})")
+        self.put_off = {}
+        self.unwritten = set()
 
     def forget(self, written: Iterable[str]) -> None:
         """After an instruction: decoded values of the registers it wrote are out of date."""
@@ -372,6 +392,7 @@ def generate(
         emitter.temporaries = plan[index]
         _emit(emitter, item)
     emitter.instruction = block.items[-1].instruction if block.items else None
+    emitter.write_now()
     if block.condition is not None:
         emitter.temporaries = plan.get(len(block.items), {})
         code = "b1" if block.kind == "branch" else "u4"
@@ -405,6 +426,10 @@ def _emit(emitter: Emitter, item: Item) -> None:
     emitter.site = instruction.position.line
     base = "m" if emitter.masked else "None"
     emitter.mask = base
+    if emitter.unwritten and not emitter.unwritten.isdisjoint(_touched(emitter, item)):
+        emitter.write_now()
+    if item.form.ends_block:
+        emitter.write_now()
     if instruction.guard is not None:
         guard = emitter.view(instruction.guard.name, "b1")
         if emitter.masked:
@@ -416,3 +441,19 @@ def _emit(emitter: Emitter, item: Item) -> None:
     item.form.translator(emitter, instruction, item.modifiers)
     emitter.mask = base
     emitter.forget(item.writes)
+
+
+def _touched(emitter: Emitter, item: Item) -> set[str]:
+    """Registers whose values an instruction needs in place.
+
+    An mma takes c from the mma before; if it also writes its result there, what was put off is
+    replaced rather than written.
+    """
+    if item.form.opcode != "mma" or item.instruction.guard is not None:
+        return {*item.reads, *item.writes}
+    d, a, b, c = item.instruction.operands
+    names = tuple(registers_of(c))
+    if (names, ("c", "")) not in emitter.decoded:
+        return {*item.reads, *item.writes}
+    touched = {*registers_of(a), *registers_of(b)}
+    return touched if tuple(registers_of(d)) == names else {*touched, *item.writes}

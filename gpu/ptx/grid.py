@@ -10,7 +10,7 @@ again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,12 +22,13 @@ from gpu.ptx.clusters import Assembly, ClusterBarriers
 from gpu.ptx.copies import Copies
 from gpu.ptx.frame import Arrival, Frame
 from gpu.ptx.memory import Bytes, banked
+from gpu.ptx.products import Products
 from gpu.ptx.schedule import LANE_PATIENCE, PATIENCE
 from gpu.ptx.types import DTYPES, storage_code
 from gpu.ptx.waiting import MbarrierWait, Wait
 from gpu.ptx.wgmma import WarpgroupQueue
 from simkit.errors import BudgetError, DeadlockError, LaunchError
-from simkit.numerics.tensor_core import TensorCore
+from simkit.numerics.tensor_core import TensorCore, dot_accumulate, dot_accumulate_fast
 
 if TYPE_CHECKING:
     from gpu.ptx.launch import Launch
@@ -127,6 +128,7 @@ class Grid:
         self.clusters = ClusterBarriers(self)
         self.assembly = Assembly(self)
         self.warpgroups = WarpgroupQueue(self, self.schedule.delays_copies)
+        self.products = Products(self._multiply)
         self.bound: Frame | None = None
         # Groups that wait for something else than a CTA's barrier, and whether any may go on now.
         self.parked: list[Parked] = []
@@ -233,6 +235,11 @@ class Grid:
 
     def tensor_core(self, kind: str) -> TensorCore | None:
         return self.launch.tensor_core(kind)
+
+    def _multiply(self, a: Any, b: Any, c: Array, kind: str) -> Array:
+        """Exactly as the tensor core, or in plain float32."""
+        core = self.tensor_core(kind)
+        return dot_accumulate_fast(a, b, c) if core is None else dot_accumulate(a, b, c, core)
 
     def warpgroup_core(self, kind: str, is_half: bool) -> TensorCore | None:
         return self.launch.warpgroup_core(kind, is_half)

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gpu.ptx import spaces, wgmma
+from gpu.ptx import fragments, spaces, wgmma
 from gpu.ptx.bulk import BulkAccess
 from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.memory import Bytes
+from gpu.ptx.products import Product
 from gpu.ptx.waiting import QueueWait, WarpgroupWait
 from gpu.ptx.wgmma import WARPS
 from simkit.errors import LaunchError
-from simkit.numerics.tensor_core import Operand, dot_accumulate, dot_accumulate_fast, prepare
+from simkit.numerics.tensor_core import Operand, prepare
 
 _MATRIX_WORDS = np.arange(4, dtype=np.int64)[None, :, None] * 4
 # Byte offsets of a lane's two elements in a transposed 8 x 8 matrix of 16-bit elements, beside
@@ -32,18 +33,20 @@ class MatrixAccess(BulkAccess):
         """ldmatrix: ``count`` 8 x 8 matrices of 16-bit elements whose row addresses come from 8
         lanes each.
         """
-        memory, rows = self._matrix_rows(space, base, offset, count, site, "read")
-        values = []
-        for k in range(count):
-            addresses = rows[8 * k : 8 * k + 8]
-            if is_transposed:
-                low = memory.views[2].take((addresses[_PAIR_ROWS] + _COLUMN_BYTES) >> 1)
-                high = memory.views[2].take((addresses[_PAIR_ROWS + 1] + _COLUMN_BYTES) >> 1)
-                values.append(low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16))
-            else:
-                words = (addresses[:, None, :] + _MATRIX_WORDS) >> 2
-                values.append(memory.views[4].take(words).reshape(self.shape))
-        return values
+        memory, places = self._matrix_rows(space, base, offset, count, site, "read")
+        rows = memory.gather(places, 16, 1)[0]
+        if is_transposed:
+            # Lane 4 c + t gets column c of rows 2 t and 2 t + 1.
+            elements = rows.view(np.uint16).reshape(count, 4, 2, self.n, 8)
+            words = np.empty((count, 8, 4, self.n, 2), np.uint16)
+            words[...] = elements.transpose(0, 4, 1, 3, 2)
+            found = words.view(np.uint32)
+        else:
+            # Lane 4 r + t gets word t of row r.
+            found = np.ascontiguousarray(
+                rows.view(np.uint32).reshape(count, 8, self.n, 4).transpose(0, 1, 3, 2)
+            )
+        return list(found.reshape(count, 32, self.n))
 
     def store_matrix(
         self,
@@ -87,12 +90,13 @@ class MatrixAccess(BulkAccess):
         core = self.grid.tensor_core(kind)
         return matrix if core is None else prepare(matrix, core)
 
-    def mma(self, a: Any, b: Any, c: Array, kind: str) -> Array:
-        """a (16, K, warps) @ b (K, 8, warps) + c, exactly as the tensor core or in plain
-        float32.
-        """
-        core = self.grid.tensor_core(kind)
-        return dot_accumulate_fast(a, b, c) if core is None else dot_accumulate(a, b, c, core)
+    def mma(self, a: Any, b: Any, c: Any, kind: str) -> Product:
+        """a (16, K, warps) @ b (K, 8, warps) + c, computed when somebody reads it."""
+        return self.grid.products.add(a, b, c, kind)
+
+    def accumulators(self, product: Product) -> list[Array]:
+        """The registers of an accumulator."""
+        return fragments.accumulator_registers(self.grid.products.force(product))
 
     # Warpgroups
 

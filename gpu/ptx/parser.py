@@ -450,14 +450,14 @@ class _Parser:
             raise self.error(f"unknown directive {text!r}")
 
     def location_directive(self) -> None:
-        self.take()
+        here = self.take().line
         number = self.integer("a file number")
         line = self.integer("a line")
         self.integer("a column")
         self.location = (number, line)
-        while self.accept(","):  # function_name and inlined_at attributes
-            while self.token.kind in ("word", "number") or self.token.text in ("+",):
-                self.take()
+        # function_name and inlined_at attributes; nothing else ends the directive than its line.
+        while self.token.line == here and self.token.kind != "end":
+            self.take()
 
     def register_declaration(self, scope: _Scope) -> None:
         vector = 1

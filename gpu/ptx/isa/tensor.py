@@ -79,7 +79,9 @@ def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
         if e.chained.issuperset(names):
             # The next mma takes the matrix as it is, and nobody else reads the registers.
             return
-    result = e.fresh(f"{e.bind(fragments.accumulator_registers)}({matrix})")
+        e.write_later(matrix, e.elements(d))
+        return
+    result = e.fresh(f"x.accumulators({matrix})")
     for index, element in enumerate(e.elements(d)):
         e.write(element, "f4", f"{result}[{index}]")
 
