@@ -5,7 +5,7 @@ any CPU.
 from __future__ import annotations
 
 from gpu.counters import Hazard, Report, Traffic
-from gpu.device import Array, Device, Kernel, Module
+from gpu.device import Array, Call, Device, Kernel, Module
 from gpu.ptx.executor import PtxDevice
 from gpu.ptx.launch import Options
 from gpu.tensor_map import TensorMap
@@ -13,6 +13,7 @@ from simkit.errors import DeviceUnavailableError
 
 __all__ = [
     "Array",
+    "Call",
     "Device",
     "Hazard",
     "Kernel",

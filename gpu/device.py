@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +65,18 @@ class Module(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Call:
+    """A launch as a value: what `Kernel.launch` would be called with."""
+
+    kernel: Kernel
+    grid: Dimensions
+    block: Dimensions
+    args: Sequence[object]
+    shared_bytes: int = 0
+    cluster: Dimensions = (1, 1, 1)
+
+
 class Device(Protocol):
     """A machine that runs kernels."""
 
@@ -86,6 +99,13 @@ class Device(Protocol):
 
     def array(self, values: np.ndarray, name: str = "") -> Array:
         """A copy of a NumPy array in device memory; ``name`` is what traffic reports call it."""
+        ...
+
+    def launch_dependent(self, primary: Call, secondary: Call) -> tuple[Report, Report]:
+        """Programmatic dependent launch: the secondary kernel may start once every CTA of the
+        primary has executed ``griddepcontrol.launch_dependents`` or exited; its
+        ``griddepcontrol.wait`` waits for the end of the primary.
+        """
         ...
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any, name: str = "") -> Array:

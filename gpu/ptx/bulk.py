@@ -18,6 +18,7 @@ from gpu.tensor_map import TensorMapFields, decode
 from simkit.errors import LaunchError, MemoryAccessError, SimkitError
 
 _DESCRIPTOR_BYTES = 128
+Combiner = Callable[[Array, Array], Array]
 
 
 class BulkAccess(AsyncAccess):
@@ -348,11 +349,13 @@ class BulkAccess(AsyncAccess):
         coordinates: tuple[Array, ...],
         origin: Array,
         origin_offset: int,
-        combine: Callable[[Array, Array], Array] | None,
+        combine: Callable[[str], tuple[Combiner, str] | None] | None,
         mask: Mask,
         site: int,
     ) -> None:
-        """cp.async.bulk.tensor from shared memory, or cp.reduce.async.bulk.tensor."""
+        """cp.async.bulk.tensor from shared memory, or cp.reduce.async.bulk.tensor: ``combine``
+        gives the function for the map's type, and the code it wants.
+        """
         active = np.ones(self.shape, bool) if mask is None else mask
         if not active.any():
             return
@@ -377,7 +380,15 @@ class BulkAccess(AsyncAccess):
                 spots = tile.global_offsets - spaces.GLOBAL_BASE
                 valid = None if tile.is_whole else tile.valid
                 self._check_bulk(spots, tile.unit, "write", site, valid)
-                self._land(spots, tile.unit, data, combine, fields.code, valid)
+                function, code = None, ""
+                if combine is not None:
+                    found = combine(fields.element.name)
+                    if found is None:
+                        raise LaunchError(
+                            f"{grid.place(site)}: no such reduction of {fields.element.name}"
+                        )
+                    function, code = found
+                self._land(spots, tile.unit, data, function, code, valid)
 
         grid.bulk_copies.issue(self._threads(active), work)
 

@@ -10,9 +10,10 @@ import numpy as np
 from gpu.arguments import Parameter, pack, parameter_buffer
 from gpu.compile import compile_cuda
 from gpu.counters import Report
+from gpu.device import Call
 from gpu.ptx import spaces
 from gpu.ptx.emit import Code
-from gpu.ptx.launch import Launch, Options, dimensions
+from gpu.ptx.launch import Launch, Options, dimensions, run_dependent
 from gpu.ptx.memory import Allocation, GlobalMemory
 from gpu.ptx.optimize import live_registers
 from gpu.ptx.program import Program, source_place
@@ -147,6 +148,17 @@ class PtxKernel:
         cluster: Sequence[int] = (1, 1, 1),
     ) -> Report:
         """See gpu.device.Kernel.launch."""
+        return self.prepare(grid, block, args, shared_bytes, cluster).run()
+
+    def prepare(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[object],
+        shared_bytes: int = 0,
+        cluster: Sequence[int] = (1, 1, 1),
+    ) -> Launch:
+        """A launch that has been checked and not run yet."""
         device = self.module.device
         extents = dimensions("grid", grid, _GRID_LIMITS)
         threads = dimensions("block", block, _BLOCK_LIMITS)
@@ -191,7 +203,13 @@ class PtxKernel:
             device.options,
             cluster_extents,
             cluster_extents != (1, 1, 1) or "reqnctapercluster" in self.program.performance,
-        ).run()
+        )
+
+
+def _prepared(call: Call) -> Launch:
+    if not isinstance(call.kernel, PtxKernel):
+        raise LaunchError(f"kernel {call.kernel.name!r} belongs to another device")
+    return call.kernel.prepare(call.grid, call.block, call.args, call.shared_bytes, call.cluster)
 
 
 def _three(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -293,6 +311,10 @@ class PtxDevice:
         array = PtxArray(self.memory, extents, np.dtype(dtype), name or self._fresh_name())
         array._bytes()[:] = 0xFF  # NaN in every floating format: what nobody wrote shows
         return array
+
+    def launch_dependent(self, primary: Call, secondary: Call) -> tuple[Report, Report]:
+        """See gpu.device.Device.launch_dependent."""
+        return run_dependent(*(_prepared(call) for call in (primary, secondary)))
 
     def _fresh_name(self) -> str:
         return f"array{len(self.memory.allocations)}"

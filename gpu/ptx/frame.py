@@ -13,6 +13,7 @@ import numpy as np
 from gpu.ptx import formatting
 from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.matrices import MatrixAccess
+from gpu.ptx.waiting import GridWait
 from simkit.errors import TrapError
 
 
@@ -47,6 +48,12 @@ class Frame(MatrixAccess):
         numbers = np.broadcast_to(number, (self.n,))[chosen]
         counts = np.broadcast_to(threads, (self.n,))[chosen]
         self.grid.barriers.arrive(warps, numbers, counts, site)
+
+    def allow_dependents(self, mask: Mask) -> None:
+        self.grid.has_triggered[self.grid.cta_of_warp[self._some(mask)]] = True
+
+    def wait_for_primary(self, site: int) -> GridWait:
+        return GridWait(site)
 
     def trap(self, mask: Mask, site: int) -> None:
         where = np.argwhere(np.ones(self.shape, bool) if mask is None else mask)

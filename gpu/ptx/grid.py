@@ -25,7 +25,7 @@ from gpu.ptx.memory import Bytes, banked
 from gpu.ptx.products import Products
 from gpu.ptx.schedule import LANE_PATIENCE, PATIENCE
 from gpu.ptx.types import DTYPES, storage_code
-from gpu.ptx.waiting import MbarrierWait, Wait
+from gpu.ptx.waiting import GridWait, MbarrierWait, Wait
 from gpu.ptx.wgmma import WarpgroupQueue
 from simkit.errors import BudgetError, DeadlockError, LaunchError
 from simkit.numerics.tensor_core import TensorCore, dot_accumulate, dot_accumulate_fast
@@ -132,6 +132,10 @@ class Grid:
         self.bound: Frame | None = None
         # Groups that wait for something else than a CTA's barrier, and whether any may go on now.
         self.parked: list[Parked] = []
+        # Dependent launches: the grid this one depends on, and CTAs that allow others to start.
+        self.primary: Grid | None = None
+        self.has_triggered = np.zeros(self.ctas, bool)
+        self.has_started = self.has_ended = False
         self.changed = False
         self._last_timeout: object = None
         self.strand_of_warp = self.schedule.strands(
@@ -313,10 +317,18 @@ class Grid:
 
     # Scheduling
 
-    def run(self) -> None:
-        """Runs all CTAs to their ends."""
-        self.resume(np.arange(self.warps), np.zeros(self.warps, np.int64))
+    def run(self, until_triggered: bool = False) -> None:
+        """Runs all CTAs to their ends.
+
+        Or, with ``until_triggered``, to where a dependent launch may start; or to where all that
+        is left waits for the launch that this one depends on.  Another call goes on from there.
+        """
+        if not self.has_started:
+            self.has_started = True
+            self.resume(np.arange(self.warps), np.zeros(self.warps, np.int64))
         while True:
+            if until_triggered and self.may_start_dependents():
+                return
             if self.changed and (not self.runnable or self._may_wake()):
                 self._wake()
             if self.runnable:
@@ -324,6 +336,8 @@ class Grid:
                 self._run_block(self._choose())
             elif not self._unblock():
                 break
+        if self._waits_for_primary():
+            return
         if self.living_warps.any():
             raise DeadlockError(
                 f"kernel {self.launch.program.name!r} is deadlocked:\n    "
@@ -333,6 +347,18 @@ class Grid:
             pass
         self.copies.finish()
         self.bulk_copies.finish()
+        self.has_ended = True
+
+    def may_start_dependents(self) -> bool:
+        """Whether every CTA has allowed dependent launches, or exited."""
+        return bool((self.has_triggered | (self.living_warps == 0)).all())
+
+    def _waits_for_primary(self) -> bool:
+        return (
+            self.primary is not None
+            and not self.primary.has_ended
+            and any(isinstance(one.wait, GridWait) for one in self.parked)
+        )
 
     def _may_wake(self) -> bool:
         """Waiting warps join at the start of a sweep, so that they run with as many as possible."""
@@ -351,7 +377,7 @@ class Grid:
             return True
         if self.changed:
             return True
-        if not self.parked:
+        if not self.parked or self._waits_for_primary():
             return False
         return self._time_out()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -79,27 +79,44 @@ class Launch:
         self.cluster_size: int = math.prod(self.cluster)
         self.clusters = tuple(g // c for g, c in zip(self.grid, self.cluster, strict=True))
 
-    def run(self) -> Report:
-        started = time.perf_counter()
+        self.statistics = Statistics()
+        self.output: list[str] = []
+        self.seconds = 0.0
+
+    def waves(self) -> Iterator[Grid]:
+        """The launch as grids of CTAs that are resident at the same time."""
         total = self.grid[0] * self.grid[1] * self.grid[2]
         together = max(_LANES_AT_ONCE // self.threads, min(self.gpu.sm_count, total), 1)
         together = -(-together // self.cluster_size) * self.cluster_size
-        statistics, output = Statistics(), []  # type: tuple[Statistics, list[str]]
+        for first in range(0, total, together):
+            yield Grid(self, first, min(together, total - first), self.statistics, self.output)
+
+    def run(self) -> Report:
+        for wave in self.waves():
+            self.advance(wave)
+        return self.report()
+
+    def advance(self, wave: Grid, until_triggered: bool = False) -> None:
+        """Runs a wave as far as it goes."""
+        started = time.perf_counter()
         # IEEE arithmetic makes infinities and NaNs without asking; integer overflow wraps.
         with np.errstate(all="ignore"):
-            for first in range(0, total, together):
-                Grid(self, first, min(together, total - first), statistics, output).run()
+            wave.run(until_triggered)
+        self.seconds += time.perf_counter() - started
+
+    def report(self) -> Report:
+        statistics = self.statistics
         return Report(
             kernel=self.program.name,
             device="ptx",
             grid=self.grid,
             block=self.block,
             shared_bytes=self.shared_bytes,
-            seconds=time.perf_counter() - started,
+            seconds=self.seconds,
             traffic=self.counters.result(),
             instructions=statistics.instructions,
             lane_instructions=statistics.lane_instructions,
-            output="".join(output),
+            output="".join(self.output),
         )
 
     def code(self, block: int, is_masked: bool) -> Code:
@@ -140,6 +157,25 @@ class Launch:
             if self.program.blocks[0].items
             else 0
         )
+
+
+def run_dependent(primary: Launch, secondary: Launch) -> tuple[Report, Report]:
+    """Programmatic dependent launch of two launches.
+
+    Running the primary to its end first is a legal order, and what ``eager`` does.  Other schedules
+    let the secondary start as early as it may, which shows whatever it reads too early.
+    """
+    first, second = list(primary.waves()), list(secondary.waves())
+    if primary.options.schedule.kind == "eager" or len(first) > 1 or len(second) > 1:
+        return primary.run(), secondary.run()
+    (before,), (after,) = first, second
+    after.primary = before
+    primary.advance(before, until_triggered=True)
+    secondary.advance(after)
+    primary.advance(before)
+    after.changed = True
+    secondary.advance(after)
+    return primary.report(), secondary.report()
 
 
 def dimensions(

@@ -145,3 +145,22 @@ class QueueWait:
 
     def describe(self, grid: Grid, warps: Array) -> str:
         return "tensor-core operations"
+
+
+@dataclass(frozen=True, slots=True)
+class GridWait:
+    """griddepcontrol.wait: until the launch that this one depends on has ended."""
+
+    site: int
+
+    def ready(self, grid: Grid, warps: Array) -> Array:
+        return np.full(len(warps), grid.primary is None or grid.primary.has_ended)
+
+    def of(self, chosen: Array) -> GridWait:
+        return self
+
+    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+        """Nothing is left in registers."""
+
+    def describe(self, grid: Grid, warps: Array) -> str:
+        return "the launch that this one depends on"

@@ -6,9 +6,10 @@ Source: PTX ISA 8.8, 9.7.9.25.4 (bulk), 9.7.9.27 (tensor), 9.7.13.17-18 (st.asyn
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.memory import ATOMICS
+from gpu.ptx.isa.memory import ATOMICS, bound_combiner, combiner
 from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Address, Immediate, Instruction, Operand
 from gpu.ptx.types import CODES, SIZES
@@ -72,12 +73,6 @@ def bulk_to_global(e: Emitter, i: Instruction, m: Modifiers) -> None:
     )
 
 
-def _combiner(e: Emitter, operation: str, kind: str) -> str:
-    if kind in ("f16", "bf16"):
-        raise e.error(f"reductions of {kind} are not supported")
-    return e.bind(ATOMICS[operation])
-
-
 @ptx(
     "cp.reduce.async.bulk.global.shared::cta.bulk_group{.L2::cache_hint}.<operation>{.noftz}.<type>",
     operands=(3, 4),
@@ -89,10 +84,10 @@ def _combiner(e: Emitter, operation: str, kind: str) -> str:
 def bulk_reduce(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _check_count(e, i, m, 3)
     target, source, size = i.operands[:3]
-    combine = _combiner(e, m["operation"], m["type"])
+    combine, code = bound_combiner(e, m)
     e.line(
         f"x.bulk_store({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')}, {combine},"
-        f" {CODES[m['type']]!r}, {e.mask}, {e.site})"
+        f" {code!r}, {e.mask}, {e.site})"
     )
 
 
@@ -152,7 +147,8 @@ def tensor_to_shared(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def tensor_to_global(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _check_count(e, i, m, 2)
     target, source = i.operands[:2]
-    combine = e.bind(ATOMICS[m["operation"]]) if "operation" in m else "None"
+    # The tensor map knows the type.
+    combine = e.bind(partial(combiner, m["operation"])) if "operation" in m else "None"
     e.line(
         f"x.tensor_store({_tensor(e, target, m)}, {_place(e, source)}, {combine}, {e.mask},"
         f" {e.site})"

@@ -39,9 +39,15 @@ def set_registers(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error("setmaxnreg takes a multiple of 8 from 24 to 256")
 
 
-@ptx("griddepcontrol.<kind>", operands=0, results=0, pure=False, kind="launch_dependents wait")
-def dependent_launch(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    """Launches on the executor follow one another, so what to wait for is already done."""
+@ptx("griddepcontrol.launch_dependents", operands=0, results=0, pure=False, ends_block=True)
+def allow_dependents(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    # The block ends, so that the dependent launch can start before anything that follows.
+    e.line(f"return x.allow_dependents({e.mask})")
+
+
+@ptx("griddepcontrol.wait", operands=0, results=0, pure=False, ends_block=True)
+def wait_for_primary(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    e.line(f"return x.wait_for_primary({e.site})")
 
 
 @ptx(

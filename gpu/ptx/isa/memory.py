@@ -5,17 +5,19 @@ Source: PTX ISA 8.8, 9.7.9.8-9.7.9.24 and 9.7.13.15 (atom, red).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 
 from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
-from gpu.ptx.syntax import Address, Instruction, Sink, Symbol
+from gpu.ptx.syntax import Address, Instruction, Operand, Sink, Symbol
 from gpu.ptx.types import CODES, SIZES
-from simkit.numerics import minmax
+from simkit.numerics import formats, minmax
 
 Modifiers = Mapping[str, str]
+Combiner = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _SPACES = "global shared shared::cta shared::cluster local const param param::entry param::func"
 _TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64"
@@ -137,43 +139,91 @@ ATOMICS = {
     "max": np.maximum,
 }
 _ATOMIC_SPACES = "global shared shared::cta shared::cluster"
-_ATOMIC_TYPES = "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16"
-_ATOMIC_HEAD = "{.<ordering>}{.<scope>}{.<space>}"
+_ATOMIC_TYPES = "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2"
+# The ISA puts the ordering first; ptxas also takes it last, as LLVM and Triton write it.
+_ATOMIC_TAIL = "{.noftz}{.L2::cache_hint}{.<vector>}.<type>"
+_ATOMIC_HEADS = ("{.<ordering>}{.<scope>}{.<space>}", "{.<space>}.<scope>{.<ordering>}")
+_FLOAT_OPERATIONS: dict[str, Combiner] = {
+    "add": np.add,
+    "min": minmax.fmin_ptx,
+    "max": minmax.fmax_ptx,
+}
 
 
-def _atomic_function(e: Emitter, m: Modifiers) -> str:
-    if m["operation"] in ("min", "max") and m["type"] == "f32":
-        return e.bind(minmax.fmin_ptx if m["operation"] == "min" else minmax.fmax_ptx)
-    if m["type"] in ("f16", "bf16"):
-        raise e.error(f".{m['type']} atomics are not supported")
-    return e.bind(ATOMICS[m["operation"]])
+@cache
+def half_combiner(operation: str, kind: str) -> Combiner:
+    """How bits of an f16 or bf16 number in memory, or of a packed pair, meet an operand."""
+    combine = _FLOAT_OPERATIONS[operation]
+    number = kind.removesuffix("x2")
+    decode = formats.decode_f16 if number == "f16" else formats.decode_bf16
+    encode = formats.encode_f16 if number == "f16" else formats.encode_bf16
+
+    def of_one(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        return encode(combine(decode(old), decode(new)))
+
+    def of_pair(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        pairs = (np.ascontiguousarray(x).view(np.uint16) for x in (old, new))
+        return np.ascontiguousarray(of_one(*pairs)).view(np.uint32)
+
+    return of_pair if kind.endswith("x2") else of_one
+
+
+def combiner(operation: str, kind: str) -> tuple[Combiner, str] | None:
+    """How memory and an operand of a type combine, and the code of both; None: not at all."""
+    if kind.removesuffix("x2") in ("f16", "bf16"):
+        if operation not in _FLOAT_OPERATIONS:
+            return None
+        return half_combiner(operation, kind), f"u{SIZES[kind]}"
+    if operation in ("min", "max") and kind == "f32":
+        return _FLOAT_OPERATIONS[operation], "f4"
+    return ATOMICS[operation], CODES[kind]
+
+
+def bound_combiner(e: Emitter, m: Modifiers) -> tuple[str, str]:
+    """The combiner that an instruction's modifiers name, in the generated code, and its code."""
+    found = combiner(m["operation"], m["type"])
+    if found is None:
+        raise e.error(f"there is no atomic {m['operation']} of {m['type']}")
+    return e.bind(found[0]), found[1]
+
+
+def _vector(e: Emitter, m: Modifiers, operand: Operand) -> tuple[Operand, ...]:
+    """The elements of an atomic's operand; each is an operation of its own."""
+    elements = e.elements(operand)
+    if len(elements) != _width(m):
+        raise e.error(f"{len(elements)} registers for {_width(m)} elements")
+    return elements
 
 
 @ptx(
-    f"atom{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>",
+    *(f"atom{h}.<operation>{_ATOMIC_TAIL}" for h in _ATOMIC_HEADS),
     operands=(3, 4),
     pure=False,
     operation=" ".join(ATOMICS),
     ordering=_ORDERINGS,
     scope=_SCOPES,
     space=_ATOMIC_SPACES,
+    vector="v2 v4 v8",
     type=_ATOMIC_TYPES,
 )
 def atomic(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    code = CODES[m["type"]]
-    function = _atomic_function(e, m)
+    function, code = bound_combiner(e, m)
     base, offset = e.address(i.operands[1])
-    value = e.read(i.operands[2], code)
-    e.write(
-        i.operands[0],
-        code,
-        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None,"
-        f" {e.mask}, {e.site})",
-    )
+    targets, values = (_vector(e, m, i.operands[k]) for k in (0, 2))
+    # All elements first: a destination may be an operand of the next one.
+    old = [
+        e.fresh(
+            f"x.atomic({_space(m)!r}, {base}, {offset + k * SIZES[m['type']]}, {function},"
+            f" x.array({e.read(value, code)}), None, {e.mask}, {e.site})"
+        )
+        for k, value in enumerate(values)
+    ]
+    for target, value in zip(targets, old, strict=True):
+        e.write(target, code, value)
 
 
 @ptx(
-    f"atom{_ATOMIC_HEAD}.cas{{.L2::cache_hint}}.<type>",
+    *(f"atom{h}.cas{{.L2::cache_hint}}.<type>" for h in _ATOMIC_HEADS),
     operands=(4, 5),
     pure=False,
     ordering=_ORDERINGS,
@@ -195,7 +245,7 @@ def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 
 @ptx(
-    f"red{_ATOMIC_HEAD}.<operation>{{.noftz}}{{.L2::cache_hint}}.<type>",
+    *(f"red{h}.<operation>{_ATOMIC_TAIL}" for h in _ATOMIC_HEADS),
     operands=(2, 3),
     results=0,
     pure=False,
@@ -203,17 +253,17 @@ def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
     ordering=_ORDERINGS,
     scope=_SCOPES,
     space=_ATOMIC_SPACES,
+    vector="v2 v4 v8",
     type=_ATOMIC_TYPES,
 )
 def reduction(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    code = CODES[m["type"]]
-    function = _atomic_function(e, m)
+    function, code = bound_combiner(e, m)
     base, offset = e.address(i.operands[0])
-    value = e.read(i.operands[1], code)
-    e.line(
-        f"x.atomic({_space(m)!r}, {base}, {offset}, {function}, x.array({value}), None,"
-        f" {e.mask}, {e.site})"
-    )
+    for k, value in enumerate(_vector(e, m, i.operands[1])):
+        e.line(
+            f"x.atomic({_space(m)!r}, {base}, {offset + k * SIZES[m['type']]}, {function},"
+            f" x.array({e.read(value, code)}), None, {e.mask}, {e.site})"
+        )
 
 
 @ptx(
