@@ -23,6 +23,8 @@ from pathlib import Path
 from simkit.errors import CompileError, DeviceUnavailableError
 
 INCLUDE_DIRECTORY = Path(__file__).parent / "kernels" / "include"
+# Stand-ins for the C headers that kernels include out of habit and NVRTC does not have.
+HOST_INCLUDE_DIRECTORY = INCLUDE_DIRECTORY / "host"
 DEFAULT_ARCH = "sm_90a"
 
 # (library, headers) below the `nvidia` package: the wheels of CUDA 12, then those of CUDA 13.
@@ -131,7 +133,7 @@ def compile_cuda(
     """
     _check(source, arch, name)
     kit = toolkit()
-    directories = [Path(name).parent, *_include_options(options), INCLUDE_DIRECTORY]
+    directories = [Path(name).parent, *_include_options(options), INCLUDE_DIRECTORY, HOST_INCLUDE_DIRECTORY]
     headers = _included(source, directories, known_elsewhere=kit.include)
     if headers is None or any(option.startswith(_PRE_INCLUDE_OPTIONS) for option in options):
         return _compile(kit, source, options, arch, name)
@@ -174,6 +176,7 @@ def _compile(kit: Toolkit, source: str, options: Sequence[str], arch: str, name:
         *options,
         f"--include-path={INCLUDE_DIRECTORY}",
         f"--include-path={kit.include}",
+        f"--include-path={HOST_INCLUDE_DIRECTORY}",
     ]
     encoded = [os.fsencode(argument) for argument in arguments]
     program = ctypes.c_void_p()
