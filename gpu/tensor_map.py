@@ -318,6 +318,70 @@ _LAYOUT = struct.Struct("<4s6B2xIQ5I5B5B2x4Q40x")
 _CHECKSUM = slice(12, 16)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a field lies in the descriptor, for each dimension, and what is subtracted from its
+    value there.
+    """
+
+    start: int
+    size: int
+    count: int = 1
+    less: int = 0
+    names: tuple[int | None, ...] | None = None
+
+
+# tensormap.replace numbers the element types in an order of its own; tf32 and the like it moves as
+# f32.  Source: PTX ISA 8.8, 9.7.9.28, tables 31-35.
+_REPLACED_ELEMENTS = (0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 7, 7)
+_PLACES = {
+    "global_address": _Place(16, 8),
+    "rank": _Place(5, 1, less=-1),
+    "box_dim": _Place(44, 1, MAX_RANK, less=1),
+    "global_dim": _Place(24, 4, MAX_RANK, less=1),
+    "global_stride": _Place(56, 8, MAX_RANK - 1),
+    "element_stride": _Place(49, 1, MAX_RANK),
+    "elemtype": _Place(6, 1, names=_REPLACED_ELEMENTS),
+    "interleave_layout": _Place(10, 1, names=(0,)),
+    "swizzle_mode": _Place(7, 1, names=(0, 1, 2, 3)),
+    "swizzle_atomicity": _Place(10, 1, names=(0,)),
+    "fill_mode": _Place(9, 1, names=(0, 1)),
+}
+REPLACEABLE = tuple(_PLACES)
+"""The fields that tensormap.replace knows."""
+
+
+def replaced(descriptors: np.ndarray, field: str, ordinal: int, values: np.ndarray) -> np.ndarray:
+    """Descriptors (n, 128) uint8 with a field set to ``values`` (n,), as tensormap.replace does.
+
+    Where all bytes are zero a map is begun.  A map is checked when it is used, since it becomes
+    whole field by field.  LaunchError for other bytes, a wrong ordinal, or a value that the
+    executor does not know.
+    """
+    place = _PLACES[field]
+    if not 0 <= ordinal < place.count:
+        raise LaunchError(f"{field} has no dimension {ordinal}")
+    if place.names is not None:
+        if int(values.max(initial=0)) >= len(place.names):
+            raise LaunchError(f"{field} {int(values.max())} is not known")
+        values = np.array(place.names, np.uint64)[values]
+    result = descriptors.copy()
+    blank = ~descriptors.any(axis=1)
+    strange = ~blank & (descriptors[:, :4] != np.frombuffer(_MAGIC, np.uint8)).any(axis=1)
+    if strange.any():
+        found = descriptors[strange][0, :8].tobytes().hex(" ")
+        raise LaunchError(f"neither a tensor map nor zeros: it begins with {found}")
+    result[:, :4] = np.frombuffer(_MAGIC, np.uint8)
+    result[:, 4] = _VERSION
+    start = place.start + place.size * ordinal
+    stored = np.ascontiguousarray((values - np.uint64(place.less % 2**64))[:, None])
+    result[:, start : start + place.size] = stored.view(np.uint8)[:, : place.size]
+    result[:, _CHECKSUM] = 0
+    sums = np.array([[zlib.crc32(row)] for row in result], np.uint32)
+    result[:, _CHECKSUM] = sums.view(np.uint8)
+    return result
+
+
 def encode(fields: TensorMapFields) -> bytes:
     """The executor's descriptor.  LaunchError for an interleaved layout, which it does not know."""
     if fields.interleave != "none":
@@ -380,11 +444,11 @@ def decode(descriptor: bytes) -> TensorMapFields:
             f" 0x{checksum:08x}"
         )
     sizes, boxes, jumps, strides = rest[:5], rest[5:10], rest[10:15], rest[15:]
-    return TensorMapFields(
+    fields = TensorMapFields(
         ELEMENTS[element],
         address,
         tuple(v + 1 for v in sizes[:rank]),
-        tuple(strides[: rank - 1]),
+        tuple(strides[: max(rank - 1, 0)]),
         tuple(v + 1 for v in boxes[:rank]),
         tuple(jumps[:rank]),
         list(SWIZZLES)[swizzle],
@@ -392,3 +456,6 @@ def decode(descriptor: bytes) -> TensorMapFields:
         list(L2_PROMOTIONS)[promotion],
         list(OOB_FILLS)[fill],
     )
+    # The driver has checked what a host made, nobody what a kernel did.
+    check(fields, "tensormap.replace")
+    return fields

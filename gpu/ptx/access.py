@@ -51,6 +51,7 @@ class MemoryAccess(Lanes):
             self._by_space(base, offset, mask, store_part)
             return
         total = size * len(values)
+        self.grid.effects += 1
         memory, offsets = self._locate(space, base, offset, total, mask, site, "write")
         memory.scatter(offsets, size, values, mask)
 
@@ -76,6 +77,7 @@ class MemoryAccess(Lanes):
                 lambda s, b, m: [self.atomic(s, b, offset, function, values, compare, m, site)],
             )[0]
         size = values.dtype.itemsize
+        self.grid.effects += 1
         memory, offsets = self._locate(space, base, offset, size, mask, site, "write")
         return memory.atomic(offsets, function, values, compare, mask)
 

@@ -1,8 +1,8 @@
 """Asynchronous agents: bulk copies, asynchronous stores and arrivals that happen on their own time.
 
 An agent may do its work at any moment between its issue and the wait that covers it.  ``eager``
-does it at once, ``lazy`` when nothing else can run any more (as late as a wait allows), ``random``
-at some moment in between.
+does it at once, ``lazy`` when nothing else can run any more (as late as a wait allows) or everybody
+seems to spin for it, ``random`` at some moment in between.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ Work = Callable[[], None]
 # chances.
 _AT_ONCE = 0.25
 _AT_A_STEP = 0.15
+# With a lazy schedule, one works after so many steps of the warps without one, or so many tests of
+# an mbarrier in vain.
+_STEPS = 4096
+_TESTS = 64
 
 
 class Agents:
@@ -29,6 +33,8 @@ class Agents:
         self.kind = schedule.kind
         self.random = random
         self.pending: deque[Work] = deque()
+        self._steps = 0
+        self._tests = 0
 
     def start(self, work: Work) -> None:
         """Something that is to happen, now or later."""
@@ -39,8 +45,19 @@ class Agents:
 
     def step(self) -> None:
         """Called before each step of the warps."""
-        if self.kind == "random" and self.pending and self.random.random() < _AT_A_STEP:
+        if not self.pending:
+            return
+        if self.kind == "random":
+            if self.random.random() < _AT_A_STEP:
+                self._one()
+            return
+        self._steps += 1
+        if self._steps >= _STEPS or self._tests >= _TESTS:
             self._one()
+
+    def somebody_waits(self) -> None:
+        """A warp has tested an mbarrier whose phase is not complete."""
+        self._tests += 1
 
     def run_one(self) -> bool:
         """Lets one agent work because the warps wait for it; whether there was one."""
@@ -52,4 +69,5 @@ class Agents:
     def _one(self) -> None:
         if self.kind == "random":
             self.pending.rotate(-int(self.random.integers(len(self.pending))))
+        self._steps = self._tests = 0
         self.pending.popleft()()

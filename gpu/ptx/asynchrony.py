@@ -105,7 +105,7 @@ class AsyncAccess(MemoryAccess):
 
         Without ``.noinc`` (``counts``) the object expects this arrival on top of its own.
         """
-        objects, _ = self._objects(space, base, offset, mask, site)
+        objects, _ = self._objects(space, base, offset, mask, site, must_own=True)
         ones = np.ones(len(objects), np.int64)
         if counts:
             self._change(objects, -ones, 0, 0, site)
@@ -121,16 +121,26 @@ class AsyncAccess(MemoryAccess):
     # mbarrier
 
     def _objects(
-        self, space: str, base: Array, offset: int, mask: Mask, site: int
+        self, space: str, base: Array, offset: int, mask: Mask, site: int, must_own: bool = False
     ) -> tuple[Array, Array]:
-        """Flat offsets in shared memory of the objects of the active lanes, and those lanes."""
+        """Flat offsets in shared memory of the objects of the active lanes, and those lanes.
+
+        ``must_own``: they have to lie in the lane's own CTA.
+        """
         active = np.ones(self.shape, bool) if mask is None else mask
         addresses = self.array(base).astype(np.int64) + offset
         if space == "generic":
             addresses = addresses - spaces.SHARED_WINDOW
         chosen = addresses[active]
         cta = np.broadcast_to(self.cta, self.shape)[active]
-        return self._flat_shared(chosen, cta, 8, site, "mbarrier"), active
+        objects = self._flat_shared(chosen, cta, 8, site, "mbarrier")
+        if must_own:
+            away = objects // self.grid.shared_stride != cta
+            if away.any():
+                self._barrier_error(
+                    int(objects[away][0]), "may only be signalled from another CTA", site
+                )
+        return objects, active
 
     def _flat_shared(self, addresses: Array, cta: Array, size: int, site: int, what: str) -> Array:
         """Flat offsets of shared::cluster addresses seen from some CTAs, checked."""
@@ -152,15 +162,18 @@ class AsyncAccess(MemoryAccess):
         )
 
     def _change(
-        self, objects: Array, arrivals: Array | int, tx: Array | int, drops: Array | int, site: int
+        self,
+        objects: Array,
+        arrivals: Array | int,
+        tx: Array | int,
+        drops: Array | int,
+        site: int,
+        may_complete: bool = True,
     ) -> Array:
         """Applies arrivals and transactions to objects (flat offsets); each one's word before."""
         memory = self.grid.shared.views[8]
         unique, inverse = np.unique(objects, return_inverse=True)
-        words = memory[unique >> 3]
-        if (words == np.uint64(mbarrier.INVALID)).any():
-            bad = int(unique[words == np.uint64(mbarrier.INVALID)][0])
-            self._barrier_error(bad, "is not initialised", site)
+        words = self._words(unique, site)
 
         def total(values: Array | int) -> Array:
             spread = np.broadcast_to(np.asarray(values, np.int64), objects.shape)
@@ -175,10 +188,22 @@ class AsyncAccess(MemoryAccess):
             total(drops),
             lambda index, why: self._barrier_error(int(unique[index]), why, site),
         )
-        memory[unique >> 3] = new
         if flipped.any():
+            if not may_complete:
+                bad = int(unique[flipped][0])
+                self._barrier_error(bad, "completes its phase although .noComplete", site)
             self.grid.changed = True
+        memory[unique >> 3] = new
+        self.grid.effects += 1
         return words[inverse]
+
+    def _words(self, objects: Array, site: int) -> Array:
+        """The contents of objects, which have to be initialised."""
+        words: Array = self.grid.shared.views[8][objects >> 3]
+        invalid = ~mbarrier.are_valid(words)
+        if invalid.any():
+            self._barrier_error(int(objects[invalid][0]), "is used", site)
+        return words
 
     def _barrier_error(self, place: int, why: str, site: int) -> NoReturn:
         owner, offset = divmod(place, self.grid.shared_stride)
@@ -191,7 +216,7 @@ class AsyncAccess(MemoryAccess):
     def mbarrier_init(
         self, space: str, base: Array, offset: int, count: Array, mask: Mask, site: int
     ) -> None:
-        objects, active = self._objects(space, base, offset, mask, site)
+        objects, active = self._objects(space, base, offset, mask, site, must_own=True)
         counts = self.array(count)[active].astype(np.int64)
         if ((counts < 1) | (counts > mbarrier.COUNT_LIMIT)).any():
             raise LaunchError(
@@ -199,11 +224,13 @@ class AsyncAccess(MemoryAccess):
                 f" for 1 to {mbarrier.COUNT_LIMIT}"
             )
         self.grid.shared.views[8][objects >> 3] = mbarrier.initial(counts)
+        self.grid.effects += 1
 
     def mbarrier_invalidate(
         self, space: str, base: Array, offset: int, mask: Mask, site: int
     ) -> None:
-        objects, _ = self._objects(space, base, offset, mask, site)
+        objects, _ = self._objects(space, base, offset, mask, site, must_own=True)
+        self._words(objects, site)
         self.grid.shared.views[8][objects >> 3] = np.uint64(mbarrier.INVALID)
 
     def mbarrier_change(
@@ -215,6 +242,7 @@ class AsyncAccess(MemoryAccess):
         expected: Array | int,
         completed: Array | int,
         drops: bool,
+        may_complete: bool,
         mask: Mask,
         site: int,
     ) -> Array:
@@ -230,8 +258,18 @@ class AsyncAccess(MemoryAccess):
             return self.array(value)[active].astype(np.int64)
 
         count = of_active(arrivals)
+        for what, values, least in (
+            ("arrivals", count, min(1, arrivals) if isinstance(arrivals, int) else 1),
+            ("bytes", of_active(expected) + of_active(completed), 0),
+        ):
+            if ((values < least) | (values > mbarrier.COUNT_LIMIT)).any():
+                raise LaunchError(
+                    f"{self.grid.place(site)}: {int(values.max())} {what} at an mbarrier; possible"
+                    f" are {least} to {mbarrier.COUNT_LIMIT}"
+                )
         tx = of_active(expected) - of_active(completed)
-        states[active] = self._change(objects, count, tx, count if drops else 0, site)
+        before = self._change(objects, count, tx, count if drops else 0, site, may_complete)
+        states[active] = mbarrier.sequential(before, objects, count)
         return states
 
     def mbarrier_test(
@@ -248,9 +286,11 @@ class AsyncAccess(MemoryAccess):
         passed = np.zeros(self.shape, bool)
         if mask is not None and not mask.any():
             return passed
-        objects, active = self._objects(space, base, offset, mask, site)
-        words = self.grid.shared.views[8][objects >> 3]
+        objects, active = self._objects(space, base, offset, mask, site, must_own=True)
+        words = self._words(objects, site)
         passed[active] = mbarrier.parity(words) != self._awaited(phase, is_parity)[active]
+        if not passed[active].all():
+            self.grid.agents.somebody_waits()
         return passed
 
     def mbarrier_wait(
@@ -265,7 +305,8 @@ class AsyncAccess(MemoryAccess):
         site: int,
     ) -> MbarrierWait:
         """try_wait: the warp goes on when the phase is complete."""
-        objects, active = self._objects(space, base, offset, mask, site)
+        objects, active = self._objects(space, base, offset, mask, site, must_own=True)
+        self._words(objects, site)
         places = np.zeros(self.shape, np.int64)
         places[active] = objects
         return MbarrierWait(places, self._awaited(phase, is_parity), active, target, site)

@@ -83,6 +83,7 @@ class Barriers:
             )
 
     def _add(self, cta: Array, number: Array, threads: Array) -> None:
+        self.grid.effects += 1
         np.add.at(self.arrived, (cta, number), 32)
         self.expected[cta, number] = threads
 

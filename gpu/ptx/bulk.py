@@ -41,7 +41,7 @@ class BulkAccess(AsyncAccess):
         site: int,
     ) -> None:
         """cp.async.bulk to shared memory: of this CTA or a peer, or with ``ctas`` of many."""
-        active = np.ones(self.shape, bool) if mask is None else mask
+        active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
@@ -170,7 +170,7 @@ class BulkAccess(AsyncAccess):
         site: int,
     ) -> None:
         """cp.async.bulk from shared to global memory, or cp.reduce.async.bulk with ``combine``."""
-        active = np.ones(self.shape, bool) if mask is None else mask
+        active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
@@ -232,7 +232,7 @@ class BulkAccess(AsyncAccess):
         self.grid.bulk_copies.wait(self._active_threads(mask), allowed)
 
     def _active_threads(self, mask: Mask) -> Array:
-        return self._threads(np.ones(self.shape, bool) if mask is None else mask)
+        return self._threads(self._active(mask))
 
     # Tensor copies
 
@@ -281,7 +281,7 @@ class BulkAccess(AsyncAccess):
         site: int,
     ) -> None:
         """cp.async.bulk.tensor to shared memory, tile mode."""
-        active = np.ones(self.shape, bool) if mask is None else mask
+        active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
@@ -356,7 +356,7 @@ class BulkAccess(AsyncAccess):
         """cp.async.bulk.tensor from shared memory, or cp.reduce.async.bulk.tensor: ``combine``
         gives the function for the map's type, and the code it wants.
         """
-        active = np.ones(self.shape, bool) if mask is None else mask
+        active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
@@ -405,7 +405,7 @@ class BulkAccess(AsyncAccess):
         site: int,
     ) -> None:
         """st.async: to a peer's shared memory, completing its bytes on a barrier there."""
-        active = np.ones(self.shape, bool) if mask is None else mask
+        active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
@@ -435,7 +435,7 @@ class BulkAccess(AsyncAccess):
         site: int,
     ) -> None:
         """red.async: combines with a peer's shared memory, completing its bytes on a barrier."""
-        active = np.ones(self.shape, bool) if mask is None else mask
+        active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
@@ -475,7 +475,11 @@ class BulkAccess(AsyncAccess):
         return (address >> kind(spaces.SHARED_RANK_SHIFT) & kind(0xFF)).astype(np.uint32)
 
     def cluster_arrive(self, mask: Mask, site: int) -> None:
-        self.grid.clusters.arrive(self._some(mask), site)
+        self.grid.clusters.arrive(self.warps, self._active(mask), site)
 
     def cluster_wait(self, mask: Mask, site: int) -> ClusterWait:
-        return self.grid.clusters.wait(self.warps, site)
+        return self.grid.clusters.wait(self.warps, self._active(mask), site)
+
+    def _active(self, mask: Mask) -> Array:
+        """The active lanes; without a mask that is all of them."""
+        return np.ones(self.shape, bool) if mask is None else mask

@@ -18,7 +18,7 @@ _NOT_ARRIVED = -1
 
 
 class ClusterBarriers:
-    """The barrier of every resident cluster: warps that have arrived, and how many phases are
+    """The barrier of every resident cluster: threads that have arrived, and how many phases are
     over.
     """
 
@@ -27,30 +27,34 @@ class ClusterBarriers:
         count = grid.ctas // grid.cluster_size
         self.arrived = np.zeros(count, np.int64)
         self.phase = np.zeros(count, np.int64)
-        # The phase a warp has arrived in and not waited for yet.
-        self.pending = np.full(grid.warps, _NOT_ARRIVED, np.int64)
+        # The phase a thread has arrived in and not waited for yet.
+        self.pending = np.full((32, grid.warps), _NOT_ARRIVED, np.int64)
 
-    def arrive(self, warps: Array, site: int) -> None:
-        if (self.pending[warps] != _NOT_ARRIVED).any():
+    def arrive(self, warps: Array, active: Array, site: int) -> None:
+        """The active lanes of some warps (32, warps) arrive."""
+        pending = self.pending[:, warps]
+        if ((pending != _NOT_ARRIVED) & active).any():
             raise LaunchError(
                 f"{self.grid.place(site)}: barrier.cluster.arrive again before barrier.cluster.wait"
             )
+        self.grid.effects += 1
         clusters = self.grid.cluster_of_warp[warps]
-        self.pending[warps] = self.phase[clusters]
-        np.add.at(self.arrived, clusters, 1)
+        self.pending[:, warps] = np.where(active, self.phase[clusters], pending)
+        np.add.at(self.arrived, clusters, active.sum(axis=0))
         self.release(np.unique(clusters))
 
-    def wait(self, warps: Array, site: int) -> ClusterWait:
-        if (self.pending[warps] == _NOT_ARRIVED).any():
+    def wait(self, warps: Array, active: Array, site: int) -> ClusterWait:
+        """The active lanes wait for the end of the phase that they arrived in."""
+        pending = self.pending[:, warps]
+        if ((pending == _NOT_ARRIVED) & active).any():
             raise LaunchError(
                 f"{self.grid.place(site)}: barrier.cluster.wait without barrier.cluster.arrive"
             )
-        phase = self.pending[warps].copy()
-        self.pending[warps] = _NOT_ARRIVED
-        return ClusterWait(phase, site)
+        self.pending[:, warps] = np.where(active, _NOT_ARRIVED, pending)
+        return ClusterWait(np.where(active, pending, _NOT_ARRIVED), site)
 
     def release(self, clusters: Array) -> None:
-        """Ends the phase of clusters whose living warps have all arrived."""
+        """Ends the phase of clusters whose living threads have all arrived."""
         living = np.array([self.grid.living_in_cluster(int(c)) for c in clusters])
         over = clusters[(self.arrived[clusters] > 0) & (self.arrived[clusters] >= living)]
         if len(over):

@@ -227,7 +227,9 @@ class Emitter:
                     return self.fresh(f"x.own_shared({address}, {code!r})")
                 return self.constant(address, code)
             case Not(register):
-                return f"~{self.view(register.name, 'b1')}"
+                if code != "b1":
+                    raise self.error(f"!{register.name} is a predicate, not a value")
+                return f"~{self.read(register, 'b1')}"
             case _:
                 raise self.error(f"operand {operand} is not a value")
 

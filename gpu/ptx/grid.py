@@ -37,6 +37,12 @@ Array = np.ndarray
 
 # Frames of warp sets that come up again and again are kept, up to this many.
 _FRAMES_KEPT = 512
+# Waits time out together when nobody can run, so many times without effect before that is called a
+# deadlock; and when others have run so many blocks without a phase coming to its end.
+_TIME_OUTS = 32
+_PATIENCE = 8192
+# Warps that a deadlock report describes.
+_LINES = 16
 
 
 @dataclass(slots=True)
@@ -60,10 +66,11 @@ class Group:
 
 @dataclass(slots=True)
 class Parked:
-    """A group that waits, already placed where it goes on."""
+    """A group that waits, already placed at the block where it goes on."""
 
     group: Group
     wait: Wait
+    target: int
 
 
 @dataclass(slots=True)
@@ -137,7 +144,11 @@ class Grid:
         self.has_triggered = np.zeros(self.ctas, bool)
         self.has_started = self.has_ended = False
         self.changed = False
-        self._last_timeout: object = None
+        # How often something has happened that other threads can see.
+        self.effects = 0
+        self._time_outs = 0
+        self._last_time_out: object = None
+        self._blocks_parked = 0
         self.strand_of_warp = self.schedule.strands(
             self.warps, self.warps_per_cta, 4 if launch.program.uses_warpgroups else 1
         )
@@ -302,9 +313,9 @@ class Grid:
         return cta - cta % self.cluster_size + rank
 
     def living_in_cluster(self, cluster: int) -> int:
-        """Warps of a cluster that have not exited."""
-        first = cluster * self.cluster_size
-        return int(self.living_warps[first : first + self.cluster_size].sum())
+        """Threads of a cluster that have not exited."""
+        warps = self.cluster_size * self.warps_per_cta
+        return int(np.count_nonzero(self.live[:, cluster * warps : (cluster + 1) * warps]))
 
     def frame(self, warps: Array) -> Frame:
         key = warps.tobytes()
@@ -334,6 +345,9 @@ class Grid:
             if self.runnable:
                 self.agents.step()
                 self._run_block(self._choose())
+                self._blocks_parked += 1
+                if self._blocks_parked >= _PATIENCE:
+                    self._time_out()
             elif not self._unblock():
                 break
         if self._waits_for_primary():
@@ -367,55 +381,65 @@ class Grid:
     def _wake(self) -> None:
         """Lets every parked warp go on whose condition now holds."""
         self.changed = False
+        self._blocks_parked = 0
         parked, self.parked = self.parked, []
         for one in parked:
-            self._park(one.group, one.wait)
+            self._park(one.group, one.wait, one.target)
 
     def _unblock(self) -> bool:
         """Nobody can run: an agent works, or a wait times out; False if nothing is left to try."""
-        if self.agents.run_one():
+        if self.agents.run_one() or self.changed:
             return True
-        if self.changed:
-            return True
-        if not self.parked or self._waits_for_primary():
+        waits = [one for one in self.parked if isinstance(one.wait, MbarrierWait)]
+        if not waits or self._is_stuck():
             return False
-        return self._time_out()
+        self._time_out()
+        return True
 
-    def _time_out(self) -> bool:
-        """try_wait may give up.  It does here when nothing else can happen, and not twice in a row
-        with nothing changed in between: that is a deadlock.
+    def _is_stuck(self) -> bool:
+        """Whether waits have timed out again and again and nothing but that has happened since.
+
+        Some kernels only peek at a barrier and do something else first if it is not ready; those
+        that wait for it come back with everything as it was.
         """
-        all_waits = (one.wait for one in self.parked)
-        waits = [wait for wait in all_waits if isinstance(wait, MbarrierWait)]
-        words = [self.shared.views[8].take(wait.objects >> 3).tobytes() for wait in waits]
-        sites = [(one.wait.site, one.group.frame.warps.tobytes()) for one in self.parked]
-        state = (words, sites)
-        if not words or state == self._last_timeout:
-            return False
-        self._last_timeout = state
+        state = (
+            self.effects,
+            np.count_nonzero(self.live),
+            [(one.wait.site, one.group.frame.warps.tobytes()) for one in self.parked],
+        )
+        self._time_outs = self._time_outs + 1 if state == self._last_time_out else 0
+        self._last_time_out = state
+        return self._time_outs >= _TIME_OUTS
+
+    def _time_out(self) -> None:
+        """Every try_wait gives up, as it may after some time."""
+        self._blocks_parked = 0
         parked, self.parked = self.parked, []
         for one in parked:
             if isinstance(one.wait, MbarrierWait):
-                one.wait.finish(self, one.group.frame.warps, False)
+                one.wait.finish(self, one.group.frame.warps)
                 self._settle(one.group)
             else:
                 self.parked.append(one)
-        return True
 
-    def _park(self, group: Group, wait: Wait) -> None:
+    def _park(self, group: Group, wait: Wait, target: int) -> None:
         """Warps of a group whose wait is over go on; the others are set aside."""
         warps = group.frame.warps
         ready = wait.ready(self, warps)
         if ready.all():
-            wait.finish(self, warps, True)
+            wait.finish(self, warps)
             self._settle(group)
+            return
+        if len(group.places) > 1 and isinstance(wait, MbarrierWait) and self._pass_by(group, target):
+            # Other lanes of the warp may have to arrive first.
+            wait.finish(self, warps)
             return
         if ready.any():
             done, group = self._divide(group, ready)
-            wait.of(ready).finish(self, done.frame.warps, True)
+            wait.of(ready).finish(self, done.frame.warps)
             self._settle(done)
             wait = wait.of(~ready)
-        self.parked.append(Parked(group, wait))
+        self.parked.append(Parked(group, wait, target))
 
     def _divide(self, group: Group, chosen: Array) -> tuple[Group, Group]:
         """A group as the chosen warps and the others."""
@@ -428,22 +452,19 @@ class Grid:
         return part(chosen), part(~chosen)
 
     def _describe_parked(self) -> list[str]:
-        """One line per waiting group, for a deadlock report."""
+        """One line per waiting warp, for a deadlock report."""
         lines = []
-        for one in self.parked[:8]:
-            warps = one.group.frame.warps
-            names = ", ".join(
-                f"warp {int(w) % self.warps_per_cta} of {self.cta_name(int(self.cta_of_warp[w]))}"
-                for w in warps[:4]
-            )
-            more = f" and {len(warps) - 4} more" if len(warps) > 4 else ""
-            lines.append(
-                f"{names}{more} wait at {self.place(one.wait.site)}:"
-                f" {one.wait.describe(self, warps)}"
-            )
-        if len(self.parked) > 8:
-            lines.append(f"... and {len(self.parked) - 8} more groups")
-        return lines
+        for one in self.parked:
+            warps = one.group.frame.warps[: _LINES + 1]
+            wait = one.wait.of(np.arange(len(one.group.frame.warps)) <= _LINES)
+            for warp, what in zip(warps.tolist(), wait.describe(self, warps), strict=True):
+                lines.append(
+                    f"{self.cta_name(int(self.cta_of_warp[warp]))}: warp"
+                    f" {warp % self.warps_per_cta} waits at {self.place(wait.site)}: {what}"
+                )
+        total = sum(one.group.frame.n for one in self.parked)
+        more = [f"... and {total - _LINES} more warps"] if total > _LINES else []
+        return lines[:_LINES] + more
 
     def resume(self, warps: Array, blocks: Array) -> None:
         """Makes warps runnable at the given blocks."""
@@ -473,10 +494,23 @@ class Grid:
         """The lanes of the lowest block may be spinning for what other lanes have yet to do: those
         get a turn, in rotation, where they need not wait for the first ones to join them.
         """
-        blocks = self.launch.program.blocks
-        others = [b for b in sorted(group.places)[1:] if not blocks[b].needs_convergence]
+        others = self._independent(group, min(group.places))
         if others:
             group.exception = others[group.diverged // LANE_PATIENCE % len(others)]
+
+    def _independent(self, group: Group, block: int) -> list[int]:
+        """Where the lanes are that need not wait for those at a block."""
+        blocks = self.launch.program.blocks
+        return [b for b in sorted(group.places) if b != block and not blocks[b].needs_convergence]
+
+    def _pass_by(self, group: Group, target: int) -> bool:
+        """Runs other lanes of a diverged group than those that wait; False if all have to wait."""
+        others = self._independent(group, target)
+        if others:
+            group.diverged += 1
+            group.exception = others[group.diverged % len(others)]
+            self.runnable.setdefault(group.block, []).append(group)
+        return bool(others)
 
     def _choose(self) -> Group:
         """The next group to run, taken out of the runnable ones and joined with its like."""
@@ -562,13 +596,14 @@ class Grid:
         else:
             self._move(group, block.targets[0], mask)
             if result is not None:
-                self._park(group, result)
+                self._park(group, result, block.targets[0])
                 return
         self._settle(group)
 
     def _count(self, operations: int, frame: Frame, mask: Array | None) -> None:
         statistics = self.statistics
-        statistics.operations += operations
+        # Even an empty block counts: an endless loop may consist of nothing else.
+        statistics.operations += operations or 1
         warps = frame.n if mask is None else int(mask.any(axis=0).sum())
         lanes = 32 * frame.n if mask is None else int(np.count_nonzero(mask))
         statistics.instructions += operations * warps
@@ -579,6 +614,7 @@ class Grid:
                 f" {self.launch.options.budget} array"
                 f" instructions; it was at"
                 f" {self.place(self.launch.first_line(frame, self.runnable))}"
+                + "".join(f"\n    {line}" for line in self._describe_parked())
             )
 
     def _move(self, group: Group, target: int, mask: Array | None) -> None:
@@ -736,7 +772,7 @@ class Grid:
             ctas = frame.cta[gone]
             np.subtract.at(self.living_warps, ctas, 1)
             self.barriers.release(np.unique(ctas))
-            self.clusters.release(np.unique(ctas // self.cluster_size))
+        self.clusters.release(np.unique(frame.cta // self.cluster_size))
 
 
 def _coordinate(linear: Array, extents: tuple[int, ...], dimension: int) -> Array:

@@ -2,7 +2,7 @@
 
 The hardware's layout is opaque; this one keeps everything in the word, so that an object can be
 copied, watched and overwritten like any other data: pending arrivals, expected arrivals, pending
-transaction bytes, phase parity. Source: PTX ISA 8.8, 9.7.13.15 (mbarrier).
+transaction bytes, phase parity, and a mark that other data is unlikely to carry. Source: PTX ISA 8.8, 9.7.13.15 (mbarrier).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _TX_BIAS = 1 << 20
 _EXPECTED_SHIFT = _COUNT_BITS
 _TX_SHIFT = 2 * _COUNT_BITS
 _PARITY_SHIFT = _TX_SHIFT + _TX_BITS
-# What an object is when it is none: never initialised (shared memory starts as ones) or
-# invalidated.
+_MARK_SHIFT = 62
+_MARK = 1
+# What invalidated objects hold, like memory that nobody has written.
 INVALID = (1 << 64) - 1
 
 
@@ -32,6 +33,7 @@ def pack(pending: Array, expected: Array, tx: Array, parity: Array) -> Array:
         | expected << _EXPECTED_SHIFT
         | (tx + _TX_BIAS) << _TX_SHIFT
         | parity << _PARITY_SHIFT
+        | _MARK << _MARK_SHIFT
     )
     return word.astype(np.int64).view(np.uint64)
 
@@ -46,6 +48,11 @@ def unpack(words: Array) -> tuple[Array, Array, Array, Array]:
         (w >> _TX_SHIFT & ((1 << _TX_BITS) - 1)) - _TX_BIAS,
         w >> _PARITY_SHIFT & 1,
     )
+
+
+def are_valid(words: Array) -> Array:
+    """Which words are initialised objects."""
+    return words.astype(np.uint64, copy=False).view(np.int64) >> _MARK_SHIFT == _MARK
 
 
 def parity(words: Array) -> Array:
@@ -72,39 +79,56 @@ def update(
     phases no longer expect) are int64 per object.  ``fail(index, why)`` reports what is undefined
     on hardware.
     """
+
+    def check(bad: Array, why: str) -> None:
+        if bad.any():
+            fail(int(np.flatnonzero(bad)[0]), why)
+
     pending, expected, bytes_left, phase = unpack(words)
-    flipped = np.zeros(len(words), bool)
     bytes_left = bytes_left + tx
     expected = expected - drops
-    if (expected < 0).any():
-        fail(int(np.flatnonzero(expected < 0)[0]), "more arrivals dropped than it expects")
+    check(expected < 0, "is told to drop more arrivals than it expects")
+    check(np.abs(bytes_left) >= _TX_BIAS, f"has to count {bytes_left.max()} bytes, too many")
+    flipped = np.zeros(len(words), bool)
     left = arrivals.copy()
+    touched = tx != 0
     while True:
         taken = np.minimum(left, pending)
         pending = pending - taken
         left = left - taken
-        complete = (pending == 0) & (bytes_left == 0)
         # An object nobody touched in this call cannot be at zero: its phase would have completed
-        # before.
-        if not complete.any():
-            break
+        # before, unless all arrivals have been dropped.
+        complete = (pending == 0) & (bytes_left == 0) & (touched | (taken != 0))
+        touched[:] = False
         flipped |= complete
         phase = np.where(complete, phase ^ 1, phase)
         pending = np.where(complete, expected, pending)
-        if not (complete & ((left > 0) | (expected == 0))).any() or not left.any():
+        if not (complete & (left > 0) & (pending > 0)).any():
             break
-    if left.any():
-        fail(int(np.flatnonzero(left)[0]), "more arrivals than the phase expects")
-    if (np.abs(bytes_left) >= _TX_BIAS).any():
-        fail(
-            int(np.flatnonzero(np.abs(bytes_left) >= _TX_BIAS)[0]), "transaction count out of range"
-        )
+    check(left > 0, "gets more arrivals than the phase expects")
+    check(pending > COUNT_LIMIT, f"waits for more than {COUNT_LIMIT} arrivals")
     return pack(pending, expected, bytes_left, phase), flipped
+
+
+def sequential(before: Array, objects: Array, arrivals: Array) -> Array:
+    """The words that lanes saw who arrived one after the other at objects that held ``before``."""
+    if len(objects) < 2:
+        return before
+    order = np.argsort(objects, kind="stable")
+    counts = arrivals[order]
+    earlier = np.cumsum(counts) - counts
+    sorted_objects = objects[order]
+    first = np.searchsorted(sorted_objects, sorted_objects)
+    earlier -= earlier[first]
+    pending, expected, tx, phase = unpack(before[order])
+    result = np.empty_like(before)
+    result[order] = pack(np.maximum(pending - earlier, 0), expected, tx, phase)
+    return result
 
 
 def describe(word: int) -> str:
     """An object for an error message."""
-    if word == INVALID:
+    if not are_valid(np.array([word], np.uint64)).all():
         return "not initialised"
     pending, expected, tx, phase = (int(v[0]) for v in unpack(np.array([word], np.uint64)))
     return f"phase parity {phase}, {pending} of {expected} arrivals and {tx} bytes missing"

@@ -38,7 +38,9 @@ class Form:
 
     ``results`` operands come first and are written; ``reads_results`` says that they are read too;
     ``pure`` that the instruction does nothing but write its results, so that it may be dropped when
-    nobody reads them; ``ends_block`` that the warp may have to wait there.
+    nobody reads them; ``ends_block`` that the warp may have to wait there; ``carries`` ("in",
+    "out", "in out") that it reads or writes the condition code, an operand that the text leaves
+    out.
     """
 
     opcode: str
@@ -50,6 +52,7 @@ class Form:
     reads_results: bool = False
     pure: bool = True
     ends_block: bool = False
+    carries: str = ""
 
     def match(self, modifiers: tuple[str, ...]) -> dict[str, str] | None:
         """The modifiers by slot name (absent optional ones left out), or None if they do not
@@ -65,6 +68,19 @@ class Form:
                 return None
         return found if index == len(modifiers) else None
 
+    def match_unordered(self, modifiers: tuple[str, ...]) -> dict[str, str] | None:
+        """As ``match``, in whatever order: modifiers of one kind (two types) count in order."""
+        found: dict[str, str] = {}
+        for modifier in modifiers:
+            for slot in self.slots:
+                if slot.name not in found and modifier in slot.choices:
+                    found[slot.name] = modifier
+                    break
+            else:
+                return None
+        complete = all(slot.optional or slot.name in found for slot in self.slots)
+        return found if complete else None
+
 
 @dataclass(slots=True)
 class Table:
@@ -73,10 +89,19 @@ class Table:
     forms: dict[str, list[Form]] = field(default_factory=dict)
 
     def find(self, instruction: Instruction) -> tuple[Form, dict[str, str]] | None:
-        for form in self.forms.get(instruction.opcode, ()):
-            matched = form.match(instruction.modifiers)
-            if matched is not None and len(instruction.operands) in form.operand_counts:
-                return form, matched
+        """The form of an instruction and its modifiers by slot.
+
+        The ISA writes modifiers in one order and compilers sometimes in another, which assemblers
+        take.
+        """
+        count = len(instruction.operands)
+        forms = self.forms.get(instruction.opcode, ())
+        for match in (Form.match, Form.match_unordered):
+            for form in forms:
+                if count in form.operand_counts:
+                    matched = match(form, instruction.modifiers)
+                    if matched is not None:
+                        return form, matched
         return None
 
 
@@ -90,6 +115,7 @@ def ptx(
     reads_results: bool = False,
     pure: bool = True,
     ends_block: bool = False,
+    carries: str = "",
     **choices: str,
 ) -> Callable[[Translator], Translator]:
     """Registers a translator for instruction patterns; ``choices`` gives each ``<name>`` its
@@ -111,6 +137,7 @@ def ptx(
                     reads_results,
                     pure,
                     ends_block,
+                    carries,
                 )
             )
         return translator

@@ -30,12 +30,12 @@ class Wait(Protocol):
         """The condition of a choice of its warps."""
         ...
 
-    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+    def finish(self, grid: Grid, warps: Array) -> None:
         """Leaves the result in the warps' registers, now that they go on."""
         ...
 
-    def describe(self, grid: Grid, warps: Array) -> str:
-        """What the first of the warps waits for."""
+    def describe(self, grid: Grid, warps: Array) -> list[str]:
+        """What each of the warps waits for."""
         ...
 
 
@@ -55,9 +55,11 @@ class MbarrierWait:
     site: int
 
     def ready(self, grid: Grid, warps: Array) -> Array:
+        return (self._passed(grid) | ~self.active).all(axis=0)
+
+    def _passed(self, grid: Grid) -> Array:
         words = grid.shared.views[8].take(self.objects >> 3)
-        passed = mbarrier.parity(words) != self.parity
-        return (passed | ~self.active).all(axis=0)
+        return mbarrier.parity(words) != self.parity
 
     def of(self, chosen: Array) -> MbarrierWait:
         return replace(
@@ -67,42 +69,53 @@ class MbarrierWait:
             active=self.active[:, chosen],
         )
 
-    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+    def finish(self, grid: Grid, warps: Array) -> None:
+        """A wait that timed out leaves False in the lanes whose phase is not complete."""
         register = grid.registers.get(self.target)
         if register is not None:
-            register[:, warps] = np.where(self.active, succeeded, register[:, warps])
+            register[:, warps] = np.where(self.active, self._passed(grid), register[:, warps])
 
-    def describe(self, grid: Grid, warps: Array) -> str:
-        lane = int(self.active[:, 0].argmax())
-        place = int(self.objects[lane, 0])
+    def describe(self, grid: Grid, warps: Array) -> list[str]:
+        return [self._describe(grid, warp) for warp in range(len(warps))]
+
+    def _describe(self, grid: Grid, warp: int) -> str:
+        lane = int((self.active[:, warp] & ~self._passed(grid)[:, warp]).argmax())
+        place = int(self.objects[lane, warp])
         word = int(grid.shared.views[8][place >> 3])
         owner, offset = divmod(place, grid.shared_stride)
         return (
-            f"mbarrier at shared offset {offset} of {grid.cta_name(owner)}, awaited parity"
-            f" {int(self.parity[lane, 0])}: {mbarrier.describe(word)}"
+            f"mbarrier at shared offset {offset} of {grid.cta_name(owner)}, awaited phase parity"
+            f" {int(self.parity[lane, warp])}; it is in {mbarrier.describe(word)}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterWait:
-    """barrier.cluster.wait: until the phase that each warp arrived in is over."""
+    """barrier.cluster.wait: until the phase that each thread arrived in is over.
+
+    ``phase`` (32, warps): -1 for lanes that do not wait.
+    """
 
     phase: Array
     site: int
 
     def ready(self, grid: Grid, warps: Array) -> Array:
-        return grid.clusters.phase[grid.cluster_of_warp[warps]] > self.phase
+        over = grid.clusters.phase[grid.cluster_of_warp[warps]] > self.phase
+        return np.asarray(over.all(axis=0))
 
     def of(self, chosen: Array) -> ClusterWait:
-        return replace(self, phase=self.phase[chosen])
+        return replace(self, phase=self.phase[:, chosen])
 
-    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+    def finish(self, grid: Grid, warps: Array) -> None:
         """Nothing is left in registers."""
 
-    def describe(self, grid: Grid, warps: Array) -> str:
-        cluster = int(grid.cluster_of_warp[warps[0]])
-        arrived, living = int(grid.clusters.arrived[cluster]), grid.living_in_cluster(cluster)
-        return f"cluster barrier: {32 * arrived} of {32 * living} threads have arrived"
+    def describe(self, grid: Grid, warps: Array) -> list[str]:
+        clusters = grid.cluster_of_warp[warps].tolist()
+        return [
+            f"cluster barrier: {int(grid.clusters.arrived[c])} of {grid.living_in_cluster(c)}"
+            " threads have arrived"
+            for c in clusters
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +131,11 @@ class WarpgroupWait:
     def of(self, chosen: Array) -> WarpgroupWait:
         return replace(self, phase=self.phase[chosen])
 
-    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+    def finish(self, grid: Grid, warps: Array) -> None:
         """Nothing is left in registers."""
 
-    def describe(self, grid: Grid, warps: Array) -> str:
-        return "a warpgroup whose other warps have not come to its wgmma.fence"
+    def describe(self, grid: Grid, warps: Array) -> list[str]:
+        return ["a warpgroup whose other warps have not come to its wgmma.fence"] * len(warps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +153,11 @@ class QueueWait:
     def of(self, chosen: Array) -> QueueWait:
         return self
 
-    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+    def finish(self, grid: Grid, warps: Array) -> None:
         """The accumulators have been written."""
 
-    def describe(self, grid: Grid, warps: Array) -> str:
-        return "tensor-core operations"
+    def describe(self, grid: Grid, warps: Array) -> list[str]:
+        return ["tensor-core operations"] * len(warps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Arguments of a user's kernel: what a flag or a TOML entry says, and the values that it means.
 
-Compact form: ``x=bf16[2,64]:normal`` (array), ``n=i32:64`` (scalar), ``p=bytes:00ff`` (struct).
+Compact form: ``x=bf16[2,64]:normal`` (array), ``n=i32:64`` (scalar), ``p=bytes:00ff`` (struct),
+``k=bf16[512,64]:normal@box=64x64,swizzle=128B`` (an array that the kernel gets as a tensor map).
 """
 
 from __future__ import annotations
@@ -39,14 +40,27 @@ DTYPES: dict[str, np.dtype[Any]] = {
     }.items()
 }
 
-_ARRAY = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?::(?P<fill>.+))?")
+_ARRAY = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?::(?P<fill>[^@]+))?(?:@(?P<map>.+))?")
 _SCALAR = re.compile(r"(?P<dtype>\w+):(?P<value>.+)")
 _SEEDED = re.compile(r"(\w+)\((\d+)\)")
 
 
 @dataclass(frozen=True)
+class MapSpec:
+    """A tensor map: ``box`` in the order of the array's shape, the rest as in gpu.TensorMap."""
+
+    box: tuple[int, ...]
+    swizzle: str = "none"
+    element_strides: tuple[int, ...] = ()
+    oob_fill: str = "zeros"
+
+
+@dataclass(frozen=True)
 class ArrayArgument:
-    """An array of ``shape``: ``fill`` is of FILLS, or a .npy file below ``folder``."""
+    """An array of ``shape``: ``fill`` is of FILLS, or a .npy file below ``folder``.
+
+    With ``map``, the kernel gets a tensor map of the array instead of its address.
+    """
 
     name: str
     dtype: str
@@ -54,6 +68,7 @@ class ArrayArgument:
     fill: str = "empty"
     seed: int = 0
     folder: Path = Path()
+    map: MapSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,16 @@ class ScalarArgument:
     value: int | float | str
 
 
-Argument = ArrayArgument | ScalarArgument
+@dataclass(frozen=True)
+class StructArgument:
+    """A struct by value: ``fields`` are arguments at byte offsets, the rest of ``size`` is zero."""
+
+    name: str
+    size: int
+    fields: tuple[tuple[int, Argument], ...]
+
+
+Argument = ArrayArgument | ScalarArgument | StructArgument
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -102,7 +126,10 @@ def parse_argument(text: str) -> Argument:
         fill, seed = array["fill"] or "empty", 0
         if seeded := _SEEDED.fullmatch(fill):
             fill, seed = seeded[1], int(seeded[2])
-        return ArrayArgument(name.strip(), array["dtype"], tuple(map(int, sizes)), fill, seed)
+        spec_of_map = None if array["map"] is None else _parse_map(text, array["map"])
+        return ArrayArgument(
+            name.strip(), array["dtype"], tuple(map(int, sizes)), fill, seed, map=spec_of_map
+        )
     if scalar := _SCALAR.fullmatch(spec.strip()):
         return ScalarArgument(name.strip(), scalar["dtype"], scalar["value"])
     raise SimkitError(
@@ -111,12 +138,50 @@ def parse_argument(text: str) -> Argument:
     )
 
 
+def _parse_map(place: str, text: str) -> MapSpec:
+    """``box=64x64,swizzle=128B`` and so on."""
+    row: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        is_list = key in ("box", "element_strides")
+        try:
+            row[key] = [int(size) for size in value.split("x")] if is_list else value
+        except ValueError:
+            raise SimkitError(f"{place}: {key} {value!r} must be sizes such as 64x64") from None
+    return _map_from_row(place, row)
+
+
+_MAP_KEYS: dict[str, Any] = {"box": list, "swizzle": str, "element_strides": list, "oob_fill": str}
+
+
+def _map_from_row(place: str, row: Mapping[str, Any]) -> MapSpec:
+    check_keys(place, row, _MAP_KEYS)
+    if "box" not in row:
+        raise SimkitError(f"{place}: a tensor map needs a box")
+    lists = {key: tuple(row[key]) for key in ("box", "element_strides") if key in row}
+    for key, sizes in lists.items():
+        if not all(isinstance(size, int) for size in sizes):
+            raise SimkitError(f"{place}: {key} {list(sizes)} must be a list of sizes")
+    return MapSpec(
+        lists["box"],
+        row.get("swizzle", "none"),
+        lists.get("element_strides", ()),
+        row.get("oob_fill", "zeros"),
+    )
+
+
 def argument_from_table(place: str, row: Mapping[str, Any], folder: Path) -> Argument:
-    """An argument as TOML has it: name, dtype and either value or shape, fill and seed."""
+    """An argument as TOML has it: name and dtype with value, or with shape, fill, seed and the keys
+    of a tensor map; or name, size and fields of a struct.
+    """
+    if "fields" in row:
+        return _struct_from_table(place, row, folder)
     is_scalar = "value" in row
     types: dict[str, Any] = {"name": str, "dtype": str}
     types |= (
-        {"value": (int, float, str)} if is_scalar else {"shape": list, "fill": str, "seed": int}
+        {"value": (int, float, str)}
+        if is_scalar
+        else {"shape": list, "fill": str, "seed": int, **_MAP_KEYS}
     )
     check_keys(place, row, types)
     for key in ("name", "dtype", *(() if is_scalar else ("shape",))):
@@ -134,7 +199,23 @@ def argument_from_table(place: str, row: Mapping[str, Any], folder: Path) -> Arg
         row.get("fill", "empty"),
         row.get("seed", 0),
         folder,
+        _map_from_row(place, {k: row[k] for k in _MAP_KEYS if k in row}) if "box" in row else None,
     )
+
+
+def _struct_from_table(place: str, row: Mapping[str, Any], folder: Path) -> StructArgument:
+    check_keys(place, row, {"name": str, "size": int, "fields": list})
+    for key in ("name", "size"):
+        if key not in row:
+            raise SimkitError(f"{place}: {key!r} is missing; a struct has name, size and fields")
+    fields = []
+    for index, inner in enumerate(row["fields"]):
+        where = f"{place}.fields[{index}]"
+        if not isinstance(inner, dict) or not isinstance(inner.get("offset"), int):
+            raise SimkitError(f"{where}: a field is an argument with an offset in bytes")
+        rest = {key: value for key, value in inner.items() if key != "offset"}
+        fields.append((inner["offset"], argument_from_table(where, rest, folder)))
+    return StructArgument(row["name"], row["size"], tuple(fields))
 
 
 def check_keys(place: str, row: Mapping[str, Any], types: Mapping[str, Any]) -> None:

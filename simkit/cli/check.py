@@ -42,6 +42,9 @@ def check(
     block: Annotated[
         str | None, typer.Option(metavar="X,Y,Z", help="Threads of a CTA; 128 by default.")
     ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="X,Y,Z", help="CTAs of a cluster; 1 by default.")
+    ] = None,
     shared: Annotated[
         int | None, typer.Option(metavar="BYTES", help="Dynamic shared memory of a CTA.")
     ] = None,
@@ -51,7 +54,8 @@ def check(
             "--arg",
             metavar="SPEC",
             help="An argument, in the kernel's order: x=bf16[2,64]:normal(7), y=f32[64] (an array; "
-            "fills: empty, zeros, ones, nan, arange, normal, FILE.npy), n=i32:64, s=bytes:00ff.",
+            "fills: empty, zeros, ones, nan, arange, normal, FILE.npy), n=i32:64, s=bytes:00ff, "
+            "k=bf16[512,64]:normal@box=64x64,swizzle=128B (as a tensor map).",
         ),
     ] = None,
     define: Annotated[
@@ -91,6 +95,7 @@ def check(
         kernel=kernel,
         grid=grid,
         block=block,
+        cluster=cluster,
         shared=shared,
         arch=arch,
         defines=define or (),

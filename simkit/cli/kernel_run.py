@@ -16,7 +16,7 @@ from gpu.counters import Report
 from gpu.ptx.executor import PtxKernel, PtxModule
 from gpu.ptx.launch import Options
 from gpu.ptx.schedule import Schedule
-from simkit.cli.arguments import ArrayArgument, array_values, scalar_value
+from simkit.cli.argument_values import argument_value, place_arrays
 from simkit.cli.launch import LaunchPlan
 from simkit.errors import PtxError, SimkitError
 from simkit.machine.gpus import gpu as find_gpu
@@ -77,18 +77,10 @@ def run_kernel(ptx: str, plan: LaunchPlan, gpu_name: str, options: Options) -> K
     module = device.load(ptx)
     assert isinstance(module, PtxModule)
     kernel = module.kernel(_entry(module, plan))
-    _check_names(plan)
-    arrays = {
-        argument.name: device.array(array_values(argument), name=argument.name)
-        for argument in plan.args
-        if isinstance(argument, ArrayArgument)
-    }
-    values = [
-        arrays[argument.name] if isinstance(argument, ArrayArgument) else scalar_value(argument)
-        for argument in plan.args
-    ]
+    arrays = place_arrays(device, plan.args)
+    values = [argument_value(argument, arrays) for argument in plan.args]
     block = plan.block or kernel.program.performance.get("reqntid") or _DEFAULT_BLOCK
-    report = kernel.launch(plan.grid, block, values, shared_bytes=plan.shared)
+    report = kernel.launch(plan.grid, block, values, plan.shared, plan.cluster)
     return KernelRun({name: array.to_numpy() for name, array in arrays.items()}, report, kernel)
 
 
@@ -139,10 +131,3 @@ def _entry(module: PtxModule, plan: LaunchPlan) -> str:
             f"{', '.join(module.kernels)}"
         )
     return plan.kernel or module.kernels[0]
-
-
-def _check_names(plan: LaunchPlan) -> None:
-    names = [argument.name for argument in plan.args]
-    for name in names:
-        if not name or names.count(name) > 1:
-            raise SimkitError(f"arguments need names of their own, got {', '.join(names)}")

@@ -15,6 +15,7 @@ _KEYS: dict[str, Any] = {
     "kernel": str,
     "grid": (int, list),
     "block": (int, list),
+    "cluster": (int, list),
     "shared": int,
     "arch": str,
     "options": list,
@@ -34,6 +35,7 @@ class LaunchPlan:
     kernel: str | None = None
     grid: tuple[int, ...] = (1,)
     block: tuple[int, ...] | None = None
+    cluster: tuple[int, ...] = (1,)
     shared: int = 0
     arch: str | None = None
     options: tuple[str, ...] = ()
@@ -52,6 +54,7 @@ def load_plan(path: Path) -> LaunchPlan:
         kernel=data.get("kernel"),
         grid=_extents(f"{path}: grid", data.get("grid", 1)),
         block=_extents(f"{path}: block", data["block"]) if "block" in data else None,
+        cluster=_extents(f"{path}: cluster", data.get("cluster", 1)),
         shared=data.get("shared", 0),
         arch=data.get("arch"),
         options=(*map(str, data.get("options", [])), *defines),
@@ -68,6 +71,7 @@ def override_plan(
     kernel: str | None,
     grid: str | None,
     block: str | None,
+    cluster: str | None,
     shared: int | None,
     arch: str | None,
     defines: Sequence[str],
@@ -77,6 +81,7 @@ def override_plan(
     changes: dict[str, Any] = {"kernel": kernel, "shared": shared, "arch": arch}
     changes["grid"] = None if grid is None else _parse_extents("--grid", grid)
     changes["block"] = None if block is None else _parse_extents("--block", block)
+    changes["cluster"] = None if cluster is None else _parse_extents("--cluster", cluster)
     changes["args"] = tuple(map(parse_argument, arguments)) or None
     changes["options"] = (*plan.options, *(f"-D{define}" for define in defines))
     return replace(plan, **{name: value for name, value in changes.items() if value is not None})

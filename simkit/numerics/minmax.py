@@ -17,7 +17,7 @@ def fmin_ptx(a: Float32Like, b: Float32Like) -> Float32Array:
         result = np.asarray(np.fmin(a, b))
     if np.count_nonzero(result) != result.size:
         _settle_zeros(a, b, result, np.bitwise_or)
-    _settle_nans(result)
+    _settle_nans(a, b, result)
     return result
 
 
@@ -31,7 +31,7 @@ def fmax_ptx(a: Float32Like, b: Float32Like) -> Float32Array:
         result = np.asarray(np.fmax(a, b))
     if np.count_nonzero(result) != result.size:
         _settle_zeros(a, b, result, np.bitwise_and)
-    _settle_nans(result)
+    _settle_nans(a, b, result)
     return result
 
 
@@ -41,7 +41,10 @@ def _settle_zeros(a: Float32Array, b: Float32Array, result: Float32Array, join: 
     np.copyto(result, joined, where=np.equal(a, b))
 
 
-def _settle_nans(result: Float32Array) -> None:
+def _settle_nans(a: Float32Array, b: Float32Array, result: Float32Array) -> None:
     squares = np.vdot(result, result)
     if squares != squares:
-        result[np.isnan(result)] = CANONICAL_NAN
+        # A signalling NaN may have won against a number: NumPy's loops differ there.
+        number = np.where(np.isnan(a), b, a)
+        np.copyto(result, number, where=np.isnan(result))
+        np.copyto(result, CANONICAL_NAN, where=np.isnan(result))

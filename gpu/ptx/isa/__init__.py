@@ -16,6 +16,7 @@ from gpu.ptx.isa import (  # noqa: F401
     movement,
     synchronization,
     tensor,
+    tensormaps,
     warp,
     warpgroup,
 )

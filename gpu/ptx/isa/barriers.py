@@ -11,6 +11,8 @@ from gpu.ptx.syntax import Instruction, Operand, Register, Sink
 Modifiers = Mapping[str, str]
 
 _SPACES = "shared shared::cta shared::cluster"
+# Only arrivals and transactions reach another CTA's objects.
+_OWN_SPACES = "shared shared::cta"
 _SEMANTICS = "release relaxed acquire"
 _SCOPES = "cta cluster"
 _TAIL = "{.<semantics>}{.<scope>}{.<space>}.b64"
@@ -25,13 +27,13 @@ def _object(e: Emitter, operand: Operand, m: Modifiers) -> str:
     return f"{_space(m)!r}, {base}, {offset}"
 
 
-@ptx("mbarrier.init{.<space>}.b64", operands=2, results=0, pure=False, space=_SPACES)
+@ptx("mbarrier.init{.<space>}.b64", operands=2, results=0, pure=False, space=_OWN_SPACES)
 def initialise(e: Emitter, i: Instruction, m: Modifiers) -> None:
     count = e.read(i.operands[1], "u4")
     e.line(f"x.mbarrier_init({_object(e, i.operands[0], m)}, {count}, {e.mask}, {e.site})")
 
 
-@ptx("mbarrier.inval{.<space>}.b64", operands=1, results=0, pure=False, space=_SPACES)
+@ptx("mbarrier.inval{.<space>}.b64", operands=1, results=0, pure=False, space=_OWN_SPACES)
 def invalidate(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.line(f"x.mbarrier_invalidate({_object(e, i.operands[0], m)}, {e.mask}, {e.site})")
 
@@ -50,7 +52,8 @@ def transaction(e: Emitter, i: Instruction, m: Modifiers) -> None:
     size = e.read(i.operands[1], "u4")
     counts = f"0, {size}, 0" if "expect_tx" in m else f"0, 0, {size}"
     e.line(
-        f"x.mbarrier_change({_object(e, i.operands[0], m)}, {counts}, False, {e.mask}, {e.site})"
+        f"x.mbarrier_change({_object(e, i.operands[0], m)}, {counts}, False, True, {e.mask},"
+        f" {e.site})"
     )
 
 
@@ -77,9 +80,14 @@ def arrive(e: Emitter, i: Instruction, m: Modifiers) -> None:
     third = e.read(i.operands[2], "u4") if len(i.operands) == 3 else "1"
     counts = f"1, {third}, 0" if "expect_tx" in m else f"{third}, 0, 0"
     drops = m["kind"] == "arrive_drop"
-    value = f"x.mbarrier_change({_object(e, place, m)}, {counts}, {drops}, {e.mask}, {e.site})"
+    value = (
+        f"x.mbarrier_change({_object(e, place, m)}, {counts}, {drops}, {'noComplete' not in m},"
+        f" {e.mask}, {e.site})"
+    )
     if isinstance(target, Sink):
         e.line(value)
+    elif m.get("space") == "shared::cluster":
+        raise e.error("an arrival at another CTA's mbarrier has no result, only _")
     else:
         e.write(target, "u8", value)
 
@@ -90,7 +98,7 @@ def arrive(e: Emitter, i: Instruction, m: Modifiers) -> None:
     pure=False,
     semantics=_SEMANTICS,
     scope=_SCOPES,
-    space=_SPACES,
+    space=_OWN_SPACES,
 )
 def test(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, place, phase = i.operands
@@ -110,7 +118,7 @@ def test(e: Emitter, i: Instruction, m: Modifiers) -> None:
     ends_block=True,
     semantics=_SEMANTICS,
     scope=_SCOPES,
-    space=_SPACES,
+    space=_OWN_SPACES,
 )
 def wait(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, place, phase = i.operands[:3]

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
-from gpu.ptx.syntax import Instruction
+from gpu.ptx.syntax import Immediate, Instruction
 from simkit.numerics import minmax, scalar
 from simkit.numerics.arrays import CANONICAL_NAN
 from simkit.numerics.fma import fma
@@ -90,6 +90,8 @@ def f32_arithmetic(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def f32_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
     a, b, c = _inputs(e, i, m, count=3)
     if m["round"] == "rn" and "ftz" not in m and "sat" not in m:
+        if all(isinstance(o, Immediate) for o in i.operands[1:]):
+            a = f"x.array({a})"  # the result has the shape of the register
         e.apply(fma, i.operands[0], "f4", a, b, c)
     elif m["round"] == "rn":
         _finish(e, i, m, f"{e.bind(fma)}({a}, {b}, {c})")

@@ -127,7 +127,7 @@ def _exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return new
 
 
-ATOMICS = {
+ATOMICS: dict[str, Combiner] = {
     "add": np.add,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -140,9 +140,13 @@ ATOMICS = {
 }
 _ATOMIC_SPACES = "global shared shared::cta shared::cluster"
 _ATOMIC_TYPES = "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2"
-# The ISA puts the ordering first; ptxas also takes it last, as LLVM and Triton write it.
 _ATOMIC_TAIL = "{.noftz}{.L2::cache_hint}{.<vector>}.<type>"
-_ATOMIC_HEADS = ("{.<ordering>}{.<scope>}{.<space>}", "{.<space>}.<scope>{.<ordering>}")
+# The ISA puts the space last; ptxas also takes it first, as LLVM and Triton write it.
+_ATOMIC_HEADS = (
+    "{.<ordering>}{.<scope>}{.<space>}",
+    "{.<space>}.<scope>{.<ordering>}",
+    "{.<space>}.<ordering>{.<scope>}",
+)
 _FLOAT_OPERATIONS: dict[str, Combiner] = {
     "add": np.add,
     "min": minmax.fmin_ptx,

@@ -1,7 +1,7 @@
 """Runs a few PTX instructions over arrays, one element per thread, for the instruction tests.
 
-Every text runs in three ways: by whole warps, in a diverged branch, and under a guard; lanes that
-are left out must keep what they had.
+Every text runs in four ways: by whole warps, in a diverged branch, under a guard (lanes that are
+left out must keep what they had), and on constants that stand in registers.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ def lanewise(
             left = _initial(values.dtype, padded)
             wanted = np.where(active, _bits(whole[name]), _bits(left))
             assert np.array_equal(_bits(values), wanted), f"%{name} differs in a {manner}: {text}"
+    for k in {0, count // 3, count - 1}:
+        constants = {n: a[k : k + 1].repeat(32) for n, a in arrays.items()}
+        alike = _launch(text, constants, results, np.ones(32, bool), "constant")
+        for name, values in alike.items():
+            same = _bits(values) == _bits(whole[name][k : k + 1])
+            assert same.all(), f"%{name} differs on constants: {text}"
     return {name: values[:count] for name, values in whole.items()}
 
 
@@ -79,7 +85,8 @@ def _launch(
     }
     dtypes = {n: np.dtype(d) for n, d in results.items()}
     outputs = {n: dev.empty(count, np.uint8 if d.kind == "b" else d) for n, d in dtypes.items()}
-    lines = _loads(arrays) + _initials(dtypes)
+    lines = _constants(arrays) if manner == "constant" else _loads(arrays)
+    lines += _initials(dtypes)
     body = [line.strip() for line in text.strip().splitlines()]
     if manner == "guard":
         body = [f"@%go {line}" if re.match(r"[a-z]", line) else line for line in body]
@@ -132,6 +139,19 @@ def _loads(arrays: Mapping[str, np.ndarray]) -> list[str]:
             lines += ["ld.global.u8 %byte, [%address];", f"setp.ne.u16 %{name}, %byte, 0;"]
         else:
             lines.append(f"ld.global.{'u8' if size == 1 else f'b{8 * size}'} %{name}, [%address];")
+    return lines
+
+
+def _constants(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Moves of each array's first element, which the executor can propagate."""
+    lines = []
+    for name, array in arrays.items():
+        lines.append(f".reg {_register(array.dtype)} %{name};")
+        if array.dtype.kind == "b":
+            lines.append(f"setp.{'eq' if array[0] else 'ne'}.u32 %{name}, %thread, %thread;")
+        else:
+            width = max(array.dtype.itemsize, 2)
+            lines.append(f"mov.b{8 * width} %{name}, 0x{int(_bits(array)[0]):x};")
     return lines
 
 

@@ -75,9 +75,7 @@ def matmul_descriptors(a, b, c, k, M: tl.constexpr, N: tl.constexpr, K: tl.const
 
 
 @triton.jit
-def matmul_device_descriptors(
-    a, b, c, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr
-):
+def matmul_device_descriptors(a, b, c, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     """The same with tensor descriptors that the kernel makes itself."""
     left = tl.make_tensor_descriptor(a, [m, k], [k, 1], [M, K])
     right = tl.make_tensor_descriptor(b, [n, k], [k, 1], [N, K])
@@ -135,3 +133,20 @@ def sum_atomic(x, total, most, histogram, count, BLOCK: tl.constexpr, BINS: tl.c
     tl.atomic_max(most, tl.max(value, 0))
     bin = tl.minimum(value.to(tl.int32), BINS - 1)
     tl.atomic_add(histogram + bin, 1, mask=at < count)
+
+
+@triton.jit
+def sum_columns(x, y, COLUMNS: tl.constexpr):
+    """Each program adds a row of x to y."""
+    column = tl.arange(0, COLUMNS)
+    tl.atomic_add(y + column, tl.load(x + tl.program_id(0) * COLUMNS + column))
+
+
+@triton.jit
+def count_with_lock(lock, counter):
+    """Each program adds 1 to the counter while it holds the lock."""
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    tl.store(counter, tl.load(counter, volatile=True) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)

@@ -1,16 +1,21 @@
 """Compiles Triton kernels to PTX without a GPU, and launches them on a device of ours.
 
-A compiled kernel takes its arguments but the constants in order (a tensor descriptor as the 128-byte
-map, its shape as 32-bit and its strides as 64-bit integers), then two pointers to scratch memory.
-Its block has ``num_warps`` warps, and all its shared memory is dynamic.  Source: triton,
+A compiled kernel takes its arguments but the constants in order (a tensor descriptor as the
+128-byte map, its shape as 32-bit and its strides as 64-bit integers), then two pointers to scratch
+memory.  Its block has ``num_warps`` warps, and all its shared memory is dynamic.  Source: triton,
 backends/nvidia/driver.py (CudaLauncher, make_tensordesc_arg).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+# Like our own PTX: kept between tests, not between test runs.
+os.environ.setdefault("TRITON_CACHE_DIR", tempfile.mkdtemp(prefix="simkit-test-triton-"))
 
 import numpy as np
 import triton
@@ -52,16 +57,17 @@ def compile_ptx(
     arch: int,
     num_warps: int = 4,
     num_stages: int = 3,
+    odd: Collection[str] = (),
 ) -> Compiled:
     """``signature``: types of the arguments that are no constants, e.g. ``*fp16``, ``i32``,
-    ``tensordesc<fp16[64, 64]>``.  Pointers and sizes are taken for multiples of 16, as the launcher
-    does where they are.
+    ``tensordesc<fp16[64, 64]>``.  Pointers and sizes, but for the ``odd`` ones, are taken for multiples
+    of 16, as Triton's launcher does where they are.
     """
     types = {n: "constexpr" if n in constants else signature[n] for n in function.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, kind in enumerate(types.values())
-        if kind[0] == "*" or kind == "i32"
+        for index, (name, kind) in enumerate(types.items())
+        if kind[0] == "*" or (kind == "i32" and name not in odd)
     }
     source = ASTSource(function, types, dict(constants), aligned)
 
@@ -76,7 +82,11 @@ def compile_ptx(
         made = triton.compile(
             source,
             target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages},
+            options={
+                "num_warps": num_warps,
+                "num_stages": num_stages,
+                "enable_fp_fusion": True,
+            },
         )
     m = made.metadata
     return Compiled(
