@@ -172,8 +172,8 @@ class GridWait:
     def of(self, chosen: Array) -> GridWait:
         return self
 
-    def finish(self, grid: Grid, warps: Array, succeeded: bool) -> None:
+    def finish(self, grid: Grid, warps: Array) -> None:
         """Nothing is left in registers."""
 
-    def describe(self, grid: Grid, warps: Array) -> str:
-        return "the launch that this one depends on"
+    def describe(self, grid: Grid, warps: Array) -> list[str]:
+        return ["the launch that this one depends on"] * len(warps)

@@ -93,7 +93,7 @@ def test_a_struct_by_value_with_a_tensor_map_inside(source: Path, tmp_path: Path
         size = 256
         fields = [
           { offset = 0, name = "rows", dtype = "i32", value = 16 },
-          {offset = 64, name = "x", dtype = "f32", shape = [16, 32], fill = "arange", box = [8, 32]},
+          {offset = 64, name = "x", dtype = "f32", shape = [16,32], fill = "arange", box = [8, 32]},
           { offset = 192, name = "out", dtype = "f32", shape = [16, 32] },
         ]
         """
