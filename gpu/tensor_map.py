@@ -336,7 +336,7 @@ class _Place:
 _REPLACED_ELEMENTS = (0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 7, 7)
 _PLACES = {
     "global_address": _Place(16, 8),
-    "rank": _Place(5, 1, less=-1),
+    "rank": _Place(5, 1, names=(1, 2, 3, 4, 5)),
     "box_dim": _Place(44, 1, MAX_RANK, less=1),
     "global_dim": _Place(24, 4, MAX_RANK, less=1),
     "global_stride": _Place(56, 8, MAX_RANK - 1),
@@ -374,7 +374,7 @@ def replaced(descriptors: np.ndarray, field: str, ordinal: int, values: np.ndarr
     result[:, :4] = np.frombuffer(_MAGIC, np.uint8)
     result[:, 4] = _VERSION
     start = place.start + place.size * ordinal
-    stored = np.ascontiguousarray((values - np.uint64(place.less % 2**64))[:, None])
+    stored = np.ascontiguousarray((values - np.uint64(place.less))[:, None])
     result[:, start : start + place.size] = stored.view(np.uint8)[:, : place.size]
     result[:, _CHECKSUM] = 0
     sums = np.array([[zlib.crc32(row)] for row in result], np.uint32)
@@ -415,6 +415,15 @@ def encode(fields: TensorMapFields) -> bytes:
 
 
 @lru_cache(maxsize=256)
+def usable(descriptor: bytes) -> TensorMapFields:
+    """The fields of a descriptor that a copy uses: checked, since nobody checks what a kernel made
+    with tensormap.replace.  Errors as of ``decode`` and ``check``.
+    """
+    fields = decode(descriptor)
+    check(fields, "tensormap.replace")
+    return fields
+
+
 def decode(descriptor: bytes) -> TensorMapFields:
     """The fields of a descriptor that ``encode`` made.
 
@@ -444,7 +453,7 @@ def decode(descriptor: bytes) -> TensorMapFields:
             f" 0x{checksum:08x}"
         )
     sizes, boxes, jumps, strides = rest[:5], rest[5:10], rest[10:15], rest[15:]
-    fields = TensorMapFields(
+    return TensorMapFields(
         ELEMENTS[element],
         address,
         tuple(v + 1 for v in sizes[:rank]),
@@ -456,6 +465,3 @@ def decode(descriptor: bytes) -> TensorMapFields:
         list(L2_PROMOTIONS)[promotion],
         list(OOB_FILLS)[fill],
     )
-    # The driver has checked what a host made, nobody what a kernel did.
-    check(fields, "tensormap.replace")
-    return fields

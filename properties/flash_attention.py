@@ -44,6 +44,7 @@ SUBJECT = Subject(
         AttentionCase(q_len=64, kv_len=192, data="minus_inf"),
         AttentionCase(q_len=20, kv_len=70, data="nan"),
     ),
+    thorough=AttentionCase(q_len=66, kv_len=130, causal=True),
     model=_model,
     kernel=_kernel,
     reference=lambda case: {"o": attention_reference(case.problem())[0]},

@@ -69,6 +69,7 @@ SUBJECT = Subject(
         DecodeCase(kv_len=193, splits=4, data="minus_inf", group=5),
         DecodeCase(kv_len=130, splits=3, data="nan", kv_heads=2),
     ),
+    thorough=DecodeCase(kv_len=200, splits=2, group=2),
     model=_model,
     kernel=_kernel,
     reference=_reference,

@@ -36,6 +36,7 @@ SUBJECT = Subject(
         AttentionCase(q_len=40, kv_len=7, causal=True, data="ties"),
         AttentionCase(q_len=5, kv_len=33, d=128, data="minus_inf"),
     ),
+    thorough=AttentionCase(q_len=33, kv_len=40, causal=True),
     model=_model,
     kernel=_kernel,
     reference=lambda case: {"o": attention_reference(case.problem())[0]},

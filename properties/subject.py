@@ -28,7 +28,8 @@ ACCURACY_FACTOR = 2.0
 # Half a unit in the last place of bfloat16, relative: what rounding the output alone costs.
 BF16_HALF_ULP = 2.0**-9
 
-SCHEDULES = (Schedule("lazy"), Schedule("random", 1))
+# Random schedules that the `thorough` case of a subject is run under; other cases get one each.
+RANDOM_SCHEDULES = 20
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Subject:
     ``model(machine, case)`` and ``kernel(device, case, source)`` give arrays by tensor name;
     ``comparable`` may limit the elements that are compared (unwritten ones have no bits).
     ``reference(case)`` is o in float64, ``emulation(case)`` the same mathematics with only the
-    roundings that the precision makes unavoidable.
+    roundings that the precision makes unavoidable.  ``thorough`` is a small case with every kind of
+    synchronisation, for the law of schedules.
     """
 
     algorithm: str
@@ -50,6 +52,7 @@ class Subject:
     reference: Callable[[Any], Mapping[str, Array]] | None = None
     emulation: Callable[[Any], Array] | None = None
     comparable: Callable[[Any, str, Mapping[str, Array]], Array | None] | None = None
+    thorough: Any = None
 
     def run_kernel(self, context: Context, case: Any, device: Device | None = None) -> KernelResult:
         return self.kernel(device or context.device, case, context.sources.get(self.algorithm))
@@ -81,7 +84,7 @@ def kernel_laws(subject: Subject, examples: int = 25) -> list[Law]:
             "the outputs do not depend on the order of warps, CTAs and asynchronous copies",
             check_schedules,
             max(examples // 10, 2),
-            corners=2,
+            corners=(subject.thorough or subject.corners[0],),
         ),
     ]
     if subject.reference is not None:
@@ -105,7 +108,7 @@ def _law(
     statement: str,
     check: Callable[[Subject, Context, Any], None],
     examples: int,
-    corners: int | None = None,
+    corners: tuple[Any, ...] | None = None,
 ) -> Law:
     return Law(
         algorithm=subject.algorithm,
@@ -115,7 +118,7 @@ def _law(
         check=lambda context, case: check(subject, context, case),
         strategy=subject.strategy,
         case_type=subject.case_type,
-        corners=subject.corners[:corners],
+        corners=subject.corners if corners is None else corners,
         examples=examples,
     )
 
@@ -170,7 +173,7 @@ def check_schedules(subject: Subject, context: Context, case: Any) -> None:
     if isinstance(device, PtxDevice):
         others = [
             (f"{s.kind}({s.seed})", device.with_options(replace(device.options, schedule=s)))
-            for s in SCHEDULES
+            for s in _schedules(subject, case)
         ]
     else:
         others = [(f"run {n}", device) for n in (2, 3)]
@@ -186,6 +189,13 @@ def check_schedules(subject: Subject, context: Context, case: Any) -> None:
                     .replace("model", "first run")
                 )
                 raise LawViolation(f"schedule {name}: {text}") from violation
+
+
+def _schedules(subject: Subject, case: Any) -> list[Schedule]:
+    """lazy, and 20 random ones for the thorough case, one that the case's seed picks for others."""
+    is_thorough = case == (subject.thorough or subject.corners[0])
+    seeds = range(RANDOM_SCHEDULES) if is_thorough else (case.seed,)
+    return [Schedule("lazy"), *(Schedule("random", seed) for seed in seeds)]
 
 
 def check_accuracy(subject: Subject, context: Context, case: Any) -> None:

@@ -1,7 +1,6 @@
-"""Bulk and tensor copies of a set of warps, stores with a barrier, and clusters.
+"""Bulk copies of a set of warps: stretches of bytes between global and shared memory.
 
-Sources: PTX ISA 8.8, 9.7.9.25.4 (bulk copies), 9.7.9.27 (tensor copies), 9.7.13.17-18 (st.async,
-red.async), 9.7.9.22-23 (mapa, getctarank).
+Source: PTX ISA 8.8, 9.7.9.25.4 (cp.async.bulk, cp.reduce.async.bulk).
 """
 
 from __future__ import annotations
@@ -10,21 +9,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpu.ptx import spaces, tma
+from gpu.ptx import spaces
 from gpu.ptx.asynchrony import AsyncAccess
 from gpu.ptx.lanes import Array, Mask
-from gpu.ptx.waiting import ClusterWait
-from gpu.tensor_map import TensorMapFields, decode
-from simkit.errors import LaunchError, MemoryAccessError, SimkitError
+from gpu.ptx.memory import Bytes
+from simkit.errors import LaunchError, MemoryAccessError
 
-_DESCRIPTOR_BYTES = 128
-Combiner = Callable[[Array, Array], Array]
+# How memory and new data combine, and the dtype code of their elements; None: data replaces.
+Combination = tuple[Callable[[Array, Array], Array], str] | None
+
+_PIECE = 16
 
 
 class BulkAccess(AsyncAccess):
-    """What bulk, tensor and cluster instructions call."""
-
-    # Bulk copies
+    """What bulk copies call; tensor copies share most of it."""
 
     def bulk_load(
         self,
@@ -36,11 +34,15 @@ class BulkAccess(AsyncAccess):
         barrier: Array,
         barrier_offset: int,
         ctas: Array | None,
+        combination: Combination,
         source_space: str,
+        target_space: str,
         mask: Mask,
         site: int,
     ) -> None:
-        """cp.async.bulk to shared memory: of this CTA or a peer, or with ``ctas`` of many."""
+        """cp.async.bulk to shared memory: of this CTA or a peer, or with ``ctas`` of many;
+        cp.reduce.async.bulk with a combination.
+        """
         active = self._active(mask)
         if not active.any():
             return
@@ -48,33 +50,55 @@ class BulkAccess(AsyncAccess):
         target = self.array(to)[active].astype(np.int64) + to_offset
         objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
         source = self.array(origin)[active].astype(np.int64) + origin_offset
-        sizes = self.array(size)[active].astype(np.int64)
-        if (sizes & 15).any() or (sizes <= 0).any():
-            raise LaunchError(
-                f"{self.grid.place(site)}: a bulk copy of {int(sizes.max())} bytes; it must be a"
-                " positive multiple of 16"
-            )
+        sizes = self._sizes(size, active, site)
         masks = None if ctas is None else self.array(ctas)[active].astype(np.int64)
-        grid = self.grid
+        self._check_owner(target, cta, source_space, target_space, site)
 
         def work() -> None:
             for one in np.unique(sizes):
                 rows = sizes == one
-                pieces = np.arange(0, int(one), 16)
+                pieces = np.arange(0, int(one), _PIECE)
                 if source_space == "global":
                     places = source[rows][:, None] - spaces.GLOBAL_BASE + pieces
-                    data = self._bulk_read(places, 16, int(one), site)
+                    self._check_bulk(places, _PIECE, "read", site, None)
+                    data = self.grid.memory.bytes.gather(places, _PIECE, 1)[0]
                 else:
                     flat = self._flat_shared(source[rows], cta[rows], int(one), site, "bulk copy")
-                    data = grid.shared.gather(flat[:, None] + pieces, 16, 1)[0]
+                    data = self.grid.shared.gather(flat[:, None] + pieces, _PIECE, 1)[0]
                 for place, object_, chosen in self._destinations(
                     target[rows], objects[rows], cta[rows], None if masks is None else masks[rows],
                     int(one), site,
                 ):  # fmt: skip
-                    grid.shared.scatter(place[:, None] + pieces, 16, [data[chosen]], None)
+                    spots = place[:, None] + pieces
+                    self._land(self.grid.shared, spots, _PIECE, data[chosen], combination, None)
                     self._change(object_, 0, -int(one), 0, site)
 
-        grid.agents.start(work)
+        self.grid.agents.start(work)
+
+    def _sizes(self, size: Array, active: Array, site: int) -> Array:
+        sizes = self.array(size)[active].astype(np.int64)
+        wrong = (sizes % _PIECE != 0) | (sizes <= 0)
+        if wrong.any():
+            raise LaunchError(
+                f"{self.grid.place(site)}: a bulk copy of {int(sizes[wrong][0])} bytes; it must be"
+                f" a positive multiple of {_PIECE}"
+            )
+        return sizes
+
+    def _check_owner(
+        self, target: Array, cta: Array, source_space: str, target_space: str, site: int
+    ) -> None:
+        """A copy to .shared::cta stays in the CTA; one out of shared memory goes to another."""
+        owner = self.grid.cta_in_cluster(cta, target >> spaces.SHARED_RANK_SHIFT)
+        if target_space == "shared::cta" and (owner != cta).any():
+            raise LaunchError(
+                f"{self.grid.place(site)}: a copy to .shared::cta names the memory of another CTA"
+            )
+        if source_space != "global" and (owner == cta).any():
+            raise LaunchError(
+                f"{self.grid.place(site)}: a copy from shared memory to .shared::cluster names the"
+                " memory of its own CTA"
+            )
 
     def _destinations(
         self,
@@ -117,13 +141,6 @@ class BulkAccess(AsyncAccess):
             )
         return found
 
-    def _bulk_read(self, places: Array, unit: int, total: int, site: int) -> Array:
-        """Global data of bulk copies: (copies, pieces) elements of ``unit`` bytes, checked, counted
-        as one access each.
-        """
-        self._check_bulk(places, unit, "read", site, None)
-        return self.grid.memory.bytes.gather(places, unit, 1)[0]
-
     def _check_bulk(
         self, places: Array, unit: int, direction: str, site: int, valid: Array | None
     ) -> None:
@@ -164,39 +181,65 @@ class BulkAccess(AsyncAccess):
         origin: Array,
         origin_offset: int,
         size: Array,
-        combine: Callable[[Array, Array], Array] | None,
-        code: str,
+        combination: Combination,
         mask: Mask,
         site: int,
     ) -> None:
-        """cp.async.bulk from shared to global memory, or cp.reduce.async.bulk with ``combine``."""
+        """cp.async.bulk from shared to global memory, or cp.reduce.async.bulk with a combination."""
         active = self._active(mask)
         if not active.any():
             return
         cta = np.broadcast_to(self.cta, self.shape)[active]
-        target = self.array(to)[active].astype(np.int64) + to_offset
+        target = self.array(to)[active].astype(np.int64) + to_offset - spaces.GLOBAL_BASE
         source = self.array(origin)[active].astype(np.int64) + origin_offset
-        sizes = self.array(size)[active].astype(np.int64)
-        if (sizes & 15).any() or (sizes <= 0).any():
-            raise LaunchError(
-                f"{self.grid.place(site)}: a bulk copy of {int(sizes.max())} bytes; it must be a"
-                " positive multiple of 16"
-            )
-        grid = self.grid
+        sizes = self._sizes(size, active, site)
         threads = self._threads(active)
+        for one in np.unique(sizes):
+            rows = sizes == one
+            pieces = np.arange(0, int(one), _PIECE)
+            flat = self._flat_shared(source[rows], cta[rows], int(one), site, "bulk copy")
+            self._store_later(
+                threads[rows], flat[:, None] + pieces, target[rows][:, None] + pieces, _PIECE,
+                combination, None, site,
+            )  # fmt: skip
 
-        def work(which: Array | None) -> None:
-            rows_of = np.arange(len(sizes)) if which is None else np.flatnonzero(which)
-            for one in np.unique(sizes[rows_of]):
-                rows = rows_of[sizes[rows_of] == one]
-                pieces = np.arange(0, int(one), 16)
-                flat = self._flat_shared(source[rows], cta[rows], int(one), site, "bulk copy")
-                data = grid.shared.gather(flat[:, None] + pieces, 16, 1)[0]
-                places = target[rows][:, None] - spaces.GLOBAL_BASE + pieces
-                self._check_bulk(places, 16, "write", site, None)
-                self._land(places, 16, data, combine, code, None)
+    def _store_later(
+        self,
+        threads: Array,
+        sources: Array,
+        places: Array,
+        unit: int,
+        combination: Combination,
+        valid: Array | None,
+        site: int,
+    ) -> None:
+        """Pieces from shared to global memory, a row for each thread, whenever the schedule has it.
 
-        grid.bulk_copies.issue(threads, work)
+        After wait_group.read the data has been read, not necessarily written.
+        """
+        kept: dict[int, Array] = {}
+
+        def read(which: Array) -> Array:
+            return self.grid.shared.gather(sources[which], unit, 1)[0]
+
+        def write(rows: Array, data: Array) -> None:
+            inside = None if valid is None else valid[rows]
+            self._check_bulk(places[rows], unit, "write", site, inside)
+            self._land(self.grid.memory.bytes, places[rows], unit, data, combination, inside)
+
+        def perform(which: Array | None) -> None:
+            rows = np.arange(len(places)) if which is None else np.flatnonzero(which)
+            unread = np.array([r for r in rows.tolist() if r not in kept], np.int64)
+            for row in rows[~np.isin(rows, unread)].tolist():
+                write(np.array([row]), kept.pop(row)[None])
+            if len(unread):
+                write(unread, read(unread))
+
+        def fetch(which: Array | None) -> None:
+            rows = np.flatnonzero(which)
+            kept.update(zip(rows.tolist(), read(rows), strict=True))
+
+        self.grid.bulk_copies.issue(threads, perform, fetch)
 
     def _threads(self, active: Array) -> Array:
         """Positions of the active threads among all resident ones."""
@@ -206,18 +249,19 @@ class BulkAccess(AsyncAccess):
 
     def _land(
         self,
+        memory: Bytes,
         places: Array,
         unit: int,
         data: Array,
-        combine: Callable[[Array, Array], Array] | None,
-        code: str,
+        combination: Combination,
         valid: Array | None,
     ) -> None:
-        """Writes pieces to global memory, or combines them with what is there."""
-        memory = self.grid.memory.bytes
-        if combine is None:
+        """Writes pieces, or combines them with what is there."""
+        self.grid.effects += 1
+        if combination is None:
             memory.scatter(places, unit, [data], valid)
             return
+        combine, code = combination
         dtype = np.dtype(code)
         each = unit // dtype.itemsize
         values = np.ascontiguousarray(data).view(dtype).reshape(*places.shape, each)
@@ -226,259 +270,10 @@ class BulkAccess(AsyncAccess):
             memory.atomic(spots, combine, np.ascontiguousarray(values[..., k]), None, valid)
 
     def bulk_commit(self, mask: Mask) -> None:
-        self.grid.bulk_copies.commit(self._active_threads(mask))
+        self.grid.bulk_copies.commit(self._threads(self._active(mask)))
 
-    def bulk_wait(self, allowed: int, mask: Mask) -> None:
-        self.grid.bulk_copies.wait(self._active_threads(mask), allowed)
-
-    def _active_threads(self, mask: Mask) -> Array:
-        return self._threads(self._active(mask))
-
-    # Tensor copies
-
-    def _maps(
-        self, base: Array, offset: int, active: Array, site: int
-    ) -> list[tuple[TensorMapFields, Array]]:
-        """The tensor maps of the active lanes, each with the rows (among those) that use it."""
-        addresses = (self.array(base).astype(np.uint64) + np.uint64(offset))[active]
-        return [
-            (self._map_at(int(address), site), np.flatnonzero(addresses == address))
-            for address in np.unique(addresses)
-        ]
-
-    def _map_at(self, address: int, site: int) -> TensorMapFields:
-        grid = self.grid
-        if address >> 32 == spaces.PARAMETER_WINDOW >> 32:
-            data, start = grid.parameters, address - spaces.PARAMETER_WINDOW
-        elif address >> 32 == 0:
-            data, start = grid.parameters, address
-        else:
-            data, start = grid.memory.bytes.data, address - spaces.GLOBAL_BASE
-        raw = data[start : start + _DESCRIPTOR_BYTES].tobytes() if start >= 0 else b""
-        if len(raw) < _DESCRIPTOR_BYTES or address & 63:
-            raise MemoryAccessError(
-                f"tensor map at 0x{address:x}: needs {_DESCRIPTOR_BYTES} bytes at a multiple of 64,"
-                f" {grid.place(site)}"
-            )
-        try:
-            return decode(raw)
-        except SimkitError as error:
-            raise LaunchError(
-                f"{grid.place(site)}: no tensor map at 0x{address:x}: {error}"
-            ) from error
-
-    def tensor_load(
-        self,
-        to: Array,
-        to_offset: int,
-        base: Array,
-        offset: int,
-        coordinates: tuple[Array, ...],
-        barrier: Array,
-        barrier_offset: int,
-        ctas: Array | None,
-        mask: Mask,
-        site: int,
-    ) -> None:
-        """cp.async.bulk.tensor to shared memory, tile mode."""
-        active = self._active(mask)
-        if not active.any():
-            return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
-        places = np.stack([self.array(c)[active].astype(np.int64) for c in coordinates], axis=1)
-        masks = None if ctas is None else self.array(ctas)[active].astype(np.int64)
-        maps = self._maps(base, offset, active, site)
-        grid = self.grid
-
-        def work() -> None:
-            for fields, rows in maps:
-                tile = self._tile(fields, places[rows], site)
-                spots = tile.global_offsets - spaces.GLOBAL_BASE
-                data = self._tile_data(spots, tile.valid, tile.unit, fields, site)
-                for place, object_, chosen in self._destinations(
-                    target[rows], objects[rows], cta[rows],
-                    None if masks is None else masks[rows], tile.shared_bytes, site,
-                ):  # fmt: skip
-                    self._check_tile_alignment(place, fields, site)
-                    flat = place[:, None] + tile.shared_offsets
-                    grid.shared.scatter(
-                        self._swizzled(flat, fields.swizzle), tile.unit, [data[chosen]], None
-                    )
-                    self._change(object_, 0, -tile.bytes, 0, site)
-
-        grid.agents.start(work)
-
-    def _swizzled(self, flat: Array, mode: str) -> Array:
-        # A CTA's memory starts at a multiple of the pattern, so flat offsets swizzle like
-        # addresses.
-        return tma.swizzle(flat, mode)
-
-    def _check_tile_alignment(self, place: Array, fields: TensorMapFields, site: int) -> None:
-        if (place % 128).any():
-            bad = int(place[place % 128 != 0][0]) % self.grid.shared_stride
-            raise MemoryAccessError(
-                f"tensor copy at shared offset {bad}: not a multiple of 128,"
-                f" {self.grid.place(site)}"
-            )
-
-    def _tile(self, fields: TensorMapFields, places: Array, site: int) -> tma.TileCopy:
-        if places.shape[1] != fields.rank:
-            raise LaunchError(
-                f"{self.grid.place(site)}: {places.shape[1]} coordinates for a tensor map of rank"
-                f" {fields.rank}"
-            )
-        return tma.tile_copy(fields, places)
-
-    def _tile_data(
-        self, spots: Array, valid: Array, unit: int, fields: TensorMapFields, site: int
-    ) -> Array:
-        inside = None if valid.all() else valid
-        self._check_bulk(spots, unit, "read", site, inside)
-        if inside is None:
-            return self.grid.memory.bytes.gather(spots, unit, 1)[0]
-        safe = np.where(valid, spots, 0)
-        data = self.grid.memory.bytes.gather(safe, unit, 1)[0]
-        return tma.filled(data, valid, fields)
-
-    def tensor_store(
-        self,
-        base: Array,
-        offset: int,
-        coordinates: tuple[Array, ...],
-        origin: Array,
-        origin_offset: int,
-        combine: Callable[[str], tuple[Combiner, str] | None] | None,
-        mask: Mask,
-        site: int,
-    ) -> None:
-        """cp.async.bulk.tensor from shared memory, or cp.reduce.async.bulk.tensor: ``combine``
-        gives the function for the map's type, and the code it wants.
-        """
-        active = self._active(mask)
-        if not active.any():
-            return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        source = self.array(origin)[active].astype(np.int64) + origin_offset
-        places = np.stack([self.array(c)[active].astype(np.int64) for c in coordinates], axis=1)
-        maps = self._maps(base, offset, active, site)
-        grid = self.grid
-
-        def work(which: Array | None) -> None:
-            for fields, all_rows in maps:
-                rows = all_rows if which is None else all_rows[which[all_rows]]
-                if not len(rows):
-                    continue
-                tile = self._tile(fields, places[rows], site)
-                flat = self._flat_shared(
-                    source[rows], cta[rows], tile.shared_bytes, site, "tensor copy"
-                )
-                self._check_tile_alignment(flat, fields, site)
-                inner = self._swizzled(flat[:, None] + tile.shared_offsets, fields.swizzle)
-                data = grid.shared.gather(inner, tile.unit, 1)[0]
-                spots = tile.global_offsets - spaces.GLOBAL_BASE
-                valid = None if tile.is_whole else tile.valid
-                self._check_bulk(spots, tile.unit, "write", site, valid)
-                function, code = None, ""
-                if combine is not None:
-                    found = combine(fields.element.name)
-                    if found is None:
-                        raise LaunchError(
-                            f"{grid.place(site)}: no such reduction of {fields.element.name}"
-                        )
-                    function, code = found
-                self._land(spots, tile.unit, data, function, code, valid)
-
-        grid.bulk_copies.issue(self._threads(active), work)
-
-    # Stores with a barrier
-
-    def store_async(
-        self,
-        to: Array,
-        to_offset: int,
-        values: tuple[Array, ...],
-        barrier: Array,
-        barrier_offset: int,
-        mask: Mask,
-        site: int,
-    ) -> None:
-        """st.async: to a peer's shared memory, completing its bytes on a barrier there."""
-        active = self._active(mask)
-        if not active.any():
-            return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        size = values[0].dtype.itemsize
-        total = size * len(values)
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
-        data = [self.array(v)[active] for v in values]
-        flat = self._flat_shared(target, cta, total, site, "st.async")
-        places = self._flat_shared(objects, cta, 8, site, "mbarrier")
-
-        def work() -> None:
-            self.grid.shared.scatter(flat, size, data, None)
-            self._change(places, 0, -total, 0, site)
-
-        self.grid.agents.start(work)
-
-    def reduce_async(
-        self,
-        to: Array,
-        to_offset: int,
-        function: Callable[[Array, Array], Array],
-        values: Array,
-        barrier: Array,
-        barrier_offset: int,
-        mask: Mask,
-        site: int,
-    ) -> None:
-        """red.async: combines with a peer's shared memory, completing its bytes on a barrier."""
-        active = self._active(mask)
-        if not active.any():
-            return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        size = values.dtype.itemsize
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
-        data = values[active]
-        flat = self._flat_shared(target, cta, size, site, "red.async")
-        places = self._flat_shared(objects, cta, 8, site, "mbarrier")
-
-        def work() -> None:
-            self.grid.shared.atomic(flat[None], function, data[None], None, None)
-            self._change(places, 0, -size, 0, site)
-
-        self.grid.agents.start(work)
-
-    # Clusters
-
-    def own_shared(self, offset: int, code: str) -> Array:
-        """The address of one's own shared variable, which carries the CTA's rank."""
-        rank = self.cta % self.grid.cluster_size
-        return ((rank << spaces.SHARED_RANK_SHIFT) + offset).astype(code)[None, :]
-
-    def map_address(self, address: Array, rank: Array, site: int) -> Array:
-        address, rank = self.array(address), self.array(rank)
-        if int(rank.max()) >= self.grid.cluster_size:
-            raise LaunchError(
-                f"{self.grid.place(site)}: mapa to rank {int(rank.max())} of a cluster of"
-                f" {self.grid.cluster_size}"
-            )
-        kind = address.dtype.type
-        keep = ~kind(0xFF << spaces.SHARED_RANK_SHIFT)
-        return (address & keep) | rank.astype(kind) << kind(spaces.SHARED_RANK_SHIFT)
-
-    def rank_of(self, address: Array) -> Array:
-        kind = address.dtype.type
-        return (address >> kind(spaces.SHARED_RANK_SHIFT) & kind(0xFF)).astype(np.uint32)
-
-    def cluster_arrive(self, mask: Mask, site: int) -> None:
-        self.grid.clusters.arrive(self.warps, self._active(mask), site)
-
-    def cluster_wait(self, mask: Mask, site: int) -> ClusterWait:
-        return self.grid.clusters.wait(self.warps, self._active(mask), site)
+    def bulk_wait(self, allowed: int, only_reads: bool, mask: Mask) -> None:
+        self.grid.bulk_copies.wait(self._threads(self._active(mask)), allowed, only_reads)
 
     def _active(self, mask: Mask) -> Array:
         """The active lanes; without a mask that is all of them."""

@@ -12,6 +12,7 @@ from gpu.compile import compile_cuda
 from gpu.counters import Report
 from gpu.device import Call
 from gpu.ptx import spaces
+from gpu.ptx.architectures import check_target
 from gpu.ptx.emit import Code
 from gpu.ptx.launch import Launch, Options, dimensions, run_dependent
 from gpu.ptx.memory import Allocation, GlobalMemory
@@ -224,6 +225,7 @@ class PtxModule:
         self.ptx = ptx
         self.translation = translate(ptx)
         self.syntax: Module = self.translation.syntax
+        check_target(self.syntax.target, self.syntax.target_line, device.gpu.arch)
         self.symbols: dict[str, int] = {}
         self.shared = [v for v in self.syntax.variables if v.space == "shared"]
         self._variables: list[PtxArray] = []

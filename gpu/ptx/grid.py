@@ -430,7 +430,11 @@ class Grid:
             wait.finish(self, warps)
             self._settle(group)
             return
-        if len(group.places) > 1 and isinstance(wait, MbarrierWait) and self._pass_by(group, target):
+        if (
+            len(group.places) > 1
+            and isinstance(wait, MbarrierWait)
+            and self._pass_by(group, target)
+        ):
             # Other lanes of the warp may have to arrive first.
             wait.finish(self, warps)
             return

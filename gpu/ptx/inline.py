@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -268,6 +268,34 @@ def _moves(access: Instruction) -> list[Instruction]:
         operands = (element, part) if access.opcode == "ld" else (part, element)
         moves.append(replace(access, opcode=opcode, modifiers=modifiers, operands=operands))
     return moves
+
+
+def split_wide(
+    body: list[Instruction | Label], registers: dict[str, str]
+) -> Iterator[Instruction | Label]:
+    """The statements with every 128-bit register as a pair of 64-bit ones, the lower half first.
+
+    ``registers`` gets the halves in place of the whole.
+    """
+    wide = {name for name, kind in registers.items() if kind == "b128"}
+    for name in wide:
+        del registers[name]
+        registers.update({f"{name}.low": "b64", f"{name}.high": "b64"})
+
+    def halves(operand: Operand) -> Operand:
+        if isinstance(operand, Register) and operand.name in wide:
+            return Vector((Register(f"{operand.name}.low"), Register(f"{operand.name}.high")))
+        return operand
+
+    for statement in body:
+        if wide and isinstance(statement, Instruction):
+            modifiers = statement.modifiers
+            if statement.opcode in ("ld", "st") and "b128" in modifiers:
+                modifiers = (*(m for m in modifiers if m != "b128"), "v2", "b64")
+            operands = tuple(map(halves, statement.operands))
+            yield replace(statement, modifiers=modifiers, operands=operands)
+        else:
+            yield statement
 
 
 def _is_parameter_access(access: Instruction, names: Container[str]) -> bool:

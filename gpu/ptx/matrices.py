@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpu.ptx import fragments, spaces, wgmma
-from gpu.ptx.bulk import BulkAccess
 from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.memory import Bytes
 from gpu.ptx.products import Product
+from gpu.ptx.remote import ClusterAccess
 from gpu.ptx.waiting import QueueWait, WarpgroupWait
 from gpu.ptx.wgmma import WARPS
 from simkit.errors import LaunchError
@@ -24,7 +24,7 @@ _COLUMN_BYTES = np.repeat(np.arange(8, dtype=np.int64) * 2, 4)[:, None]
 _PAIR_ROWS = np.tile(np.arange(4) * 2, 8)
 
 
-class MatrixAccess(BulkAccess):
+class MatrixAccess(ClusterAccess):
     """What matrix instructions call."""
 
     def load_matrix(

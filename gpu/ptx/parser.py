@@ -118,6 +118,7 @@ class _Parser:
         whole, _, fraction = major.text.partition(".")
         self.result.version = (int(whole), int(fraction or 0))
         self.expect(".target")
+        self.result.target_line = self.token.line
         self.result.target = self.word("a target architecture")
         while self.accept(","):
             self.word("a target option")

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from gpu.ptx.architectures import Architecture, architecture, lacking
 from gpu.ptx.blocks import EXIT, Block, Item, registers_of
-from gpu.ptx.inline import Inliner, located
+from gpu.ptx.inline import Inliner, located, split_wide
 from gpu.ptx.optimize import simplify
-from gpu.ptx.registry import TABLE
+from gpu.ptx.registry import TABLE, Form
 from gpu.ptx.syntax import (
     Instruction,
     Label,
@@ -30,9 +31,13 @@ from gpu.ptx.syntax import (
 from simkit.errors import PtxError
 
 
+# The carry of add.cc and the like: a register that the text does not write out.
+CONDITION_CODE = "%cc#"
+
+
 @dataclass(slots=True)
 class Program:
-    """A kernel ready for code generation."""
+    """A kernel ready for code generation; ``decoded``: its instructions as they were written."""
 
     name: str
     blocks: list[Block]
@@ -45,6 +50,7 @@ class Program:
     local_bytes: int
     persistent: frozenset[str]
     uses_warpgroups: bool
+    decoded: list[Item]
     performance: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -58,7 +64,7 @@ def lower(module: Module, name: str) -> Program:
         entries = [f.name for f in module.functions.values() if f.is_entry]
         raise PtxError(f"no kernel named {name!r}; the module has {', '.join(entries) or 'none'}")
     flat = Inliner(module).run(function)
-    items = _decode(flat.body, flat.registers)
+    items = _decode(flat.body, flat.registers, _target(module))
     blocks = _split(items, flat.tables)
     blocks = _order(blocks)
     simplify(blocks, flat.registers)
@@ -77,8 +83,18 @@ def lower(module: Module, name: str) -> Program:
         # What the tensor core holds on to outlives its block, whoever reads it next.
         persistent=frozenset(r for b in blocks for r in b.live_in) | _held(blocks),
         uses_warpgroups=any(i.instruction.opcode == "wgmma" for b in blocks for i in b.items),
+        decoded=[i for i in items if isinstance(i, Item)],
         performance=function.performance,
     )
+
+
+def _target(module: Module) -> Architecture:
+    found = architecture(module.target)
+    if found is None:
+        raise PtxError(
+            f"PTX line {module.target_line}: unknown architecture {module.target!r} in .target"
+        )
+    return found
 
 
 def _held(blocks: list[Block]) -> frozenset[str]:
@@ -106,15 +122,25 @@ def _layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
 
 
 _BRANCHES = {"bra", "brx", "ret", "exit"}
+# What is left out on purpose, and why.
+_REFUSED = {
+    **dict.fromkeys(("tex", "tld4", "txq", "istypep"), "textures are not supported"),
+    **dict.fromkeys(("suld", "sust", "sured", "suq"), "surfaces are not supported"),
+    **dict.fromkeys(("alloca", "stacksave", "stackrestore"), "there is no stack to allocate from"),
+    "multimem": "there is one device only",
+    "tcgen05": "tensor memory is not supported",
+    "clusterlaunchcontrol": "CTAs are not launched by others",
+}
 
 
 def _decode(
-    body: list[Instruction | Label], registers: dict[str, str]
+    body: list[Instruction | Label], registers: dict[str, str], target: Architecture
 ) -> list[Item | Label | Instruction]:
     """Finds each instruction's form; branches stay as they are."""
     decoded: list[Item | Label | Instruction] = []
     unknown: dict[int, str] = {}
-    for statement in body:
+    newer: dict[int, str] = {}
+    for statement in split_wide(body, registers):
         if isinstance(statement, Label):
             decoded.append(statement)
             continue
@@ -125,9 +151,15 @@ def _decode(
             continue
         found = TABLE.find(statement)
         if found is None:
-            unknown[statement.position.line] = statement.text
+            why = _REFUSED.get(statement.opcode)
+            unknown[statement.position.line] = statement.text + (f"  ({why})" if why else "")
             continue
+        needed = lacking(statement, target)
+        if needed is not None:
+            newer[statement.position.line] = f"{statement.text}  (needs {needed})"
         form, modifiers = found
+        if form.carries:
+            statement = _with_carry(statement, form, registers)
         results = statement.operands[: form.results]
         sources = statement.operands[form.results :]
         writes = tuple(r for o in results for r in registers_of(o))
@@ -149,14 +181,32 @@ def _decode(
         else:
             decoded.append(item)
     if unknown:
-        listing = "\n".join(
-            f"    line {line}: {text}" for line, text in sorted(unknown.items())[:50]
-        )
-        more = f"\n    ... and {len(unknown) - 50} more" if len(unknown) > 50 else ""
         raise PtxError(
-            f"{len(unknown)} instructions that the executor does not know:\n{listing}{more}"
+            f"{len(unknown)} instructions that the executor does not know:\n{_listing(unknown)}"
+        )
+    if newer:
+        raise PtxError(
+            f"{len(newer)} instructions that a text for {target} (.target) may not use:\n"
+            f"{_listing(newer)}"
         )
     return decoded
+
+
+def _listing(places: dict[int, str]) -> str:
+    """Texts by line, fifty at most."""
+    lines = [f"    line {line}: {text}" for line, text in sorted(places.items())]
+    more = [f"    ... and {len(lines) - 50} more"] if len(lines) > 50 else []
+    return "\n".join(lines[:50] + more)
+
+
+def _with_carry(instruction: Instruction, form: Form, registers: dict[str, str]) -> Instruction:
+    """The instruction with the condition code among its operands: results, sources."""
+    registers[CONDITION_CODE] = "pred"
+    code = Register(CONDITION_CODE)
+    target, *sources = instruction.operands
+    results = (target, code) if "out" in form.carries else (target,)
+    carried = (code,) if "in" in form.carries else ()
+    return replace(instruction, operands=(*results, *sources, *carried))
 
 
 def _split(

@@ -168,6 +168,7 @@ class Module:
     version: tuple[int, int]
     target: str
     address_size: int
+    target_line: int = 0
     variables: list[Variable] = field(default_factory=list)
     functions: dict[str, Function] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from gpu.ptx import isa
+from gpu.ptx.check import check
 from gpu.ptx.emit import Code, generate
 from gpu.ptx.parser import parse
 from gpu.ptx.program import Program, lower
@@ -60,7 +61,11 @@ class Translation:
 
     def program(self, kernel: str) -> Program:
         if kernel not in self._programs:
-            self._programs[kernel] = lower(self.syntax, kernel)
+            program = lower(self.syntax, kernel)
+            inner = (f.variables for f in self.syntax.functions.values())
+            check(program, {v.name for part in (self.syntax.variables, *inner) for v in part})
+            program.decoded = []
+            self._programs[kernel] = program
         return self._programs[kernel]
 
     def code(self, kernel: str, symbols: Mapping[str, int], shared: frozenset[str]) -> KernelCode:

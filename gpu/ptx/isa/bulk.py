@@ -51,10 +51,27 @@ def bulk_to_shared(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source, size, barrier = i.operands[:4]
     mask = _extras(i, m, 4)
     ctas = "None" if mask is None else e.read(mask, "u2")
-    space = "global" if m["source"] == "global" else "shared"
     e.line(
         f"x.bulk_load({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')},"
-        f" {_place(e, barrier)}, {ctas}, {space!r}, {e.mask}, {e.site})"
+        f" {_place(e, barrier)}, {ctas}, None, {m['source']!r}, {m['to']!r}, {e.mask}, {e.site})"
+    )
+
+
+@ptx(
+    f"cp.reduce.async.bulk.shared::cluster.shared::cta.{_COMPLETE}.<operation>.<type>",
+    operands=4,
+    results=0,
+    pure=False,
+    operation=_REDUCTIONS,
+    type="b32 u32 s32 u64",
+)
+def bulk_reduce_shared(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    target, source, size, barrier = i.operands
+    combine, code = bound_combiner(e, m)
+    e.line(
+        f"x.bulk_load({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')},"
+        f" {_place(e, barrier)}, None, ({combine}, {code!r}), 'shared::cta', 'shared::cluster',"
+        f" {e.mask}, {e.site})"
     )
 
 
@@ -68,7 +85,7 @@ def bulk_to_global(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _check_count(e, i, m, 3)
     target, source, size = i.operands[:3]
     e.line(
-        f"x.bulk_store({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')}, None, 'u1',"
+        f"x.bulk_store({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')}, None,"
         f" {e.mask}, {e.site})"
     )
 
@@ -86,8 +103,8 @@ def bulk_reduce(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source, size = i.operands[:3]
     combine, code = bound_combiner(e, m)
     e.line(
-        f"x.bulk_store({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')}, {combine},"
-        f" {code!r}, {e.mask}, {e.site})"
+        f"x.bulk_store({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')},"
+        f" ({combine}, {code!r}), {e.mask}, {e.site})"
     )
 
 
@@ -101,7 +118,7 @@ def wait_group(e: Emitter, i: Instruction, m: Modifiers) -> None:
     pending = i.operands[0]
     if not isinstance(pending, Immediate):
         raise e.error("cp.async.bulk.wait_group needs a constant")
-    e.line(f"x.bulk_wait({int(pending.value)}, {e.mask})")
+    e.line(f"x.bulk_wait({int(pending.value)}, {'read' in m}, {e.mask})")
 
 
 def _tensor(e: Emitter, operand: Operand, m: Modifiers) -> str:
@@ -130,7 +147,7 @@ def tensor_to_shared(e: Emitter, i: Instruction, m: Modifiers) -> None:
     ctas = "None" if mask is None else e.read(mask, "u2")
     e.line(
         f"x.tensor_load({_place(e, target)}, {_tensor(e, source, m)}, {_place(e, barrier)}, {ctas},"
-        f" {e.mask}, {e.site})"
+        f" {m['to']!r}, {e.mask}, {e.site})"
     )
 
 

@@ -20,7 +20,11 @@ def map_address(e: Emitter, i: Instruction, m: Modifiers) -> None:
     """The address of a shared variable in the CTA of another rank."""
     code = "u4" if m["type"] == "u32" else "u8"
     target, address, rank = i.operands
-    e.write(target, code, f"x.map_address({e.read(address, code)}, {e.read(rank, 'u4')}, {e.site})")
+    e.write(
+        target,
+        code,
+        f"x.map_address({e.read(address, code)}, {e.read(rank, 'u4')}, {e.mask}, {e.site})",
+    )
 
 
 @ptx("getctarank{.shared::cluster}.<type>", operands=2, type="u32 u64")

@@ -26,15 +26,23 @@ INITIAL = 0x5A
 
 
 @cache
-def device() -> PtxDevice:
-    """One executor for all tests: its memory is reserved once."""
-    opened = gpu.open("ptx")
+def device(name: str = "h100") -> PtxDevice:
+    """One executor for all tests of a GPU: its memory is reserved once."""
+    opened = gpu.open("ptx", gpu=name)
     assert isinstance(opened, PtxDevice)
     return opened
 
 
+def device_of(target: str) -> PtxDevice:
+    """The executor that runs texts for a target."""
+    return device("b200" if target.startswith("sm_10") else "h100")
+
+
 def lanewise(
-    text: str, sources: Mapping[str, np.ndarray], results: Mapping[str, Any]
+    text: str,
+    sources: Mapping[str, np.ndarray],
+    results: Mapping[str, Any],
+    target: str = "sm_90a",
 ) -> dict[str, np.ndarray]:
     """What ``text`` leaves in the registers ``%result`` for the registers ``%source``.
 
@@ -45,16 +53,16 @@ def lanewise(
     padded = -(-count // 32) * 32 if count <= _BLOCK else -(-count // _BLOCK) * _BLOCK
     arrays = {n: np.concatenate((a, a[:1].repeat(padded - count))) for n, a in sources.items()}
     active = np.arange(padded) % 3 != 1
-    whole = _launch(text, arrays, results, active, "whole")
+    whole = _launch(text, arrays, results, active, "whole", target)
     for manner in ("branch", "guard"):
-        partly = _launch(text, arrays, results, active, manner)
+        partly = _launch(text, arrays, results, active, manner, target)
         for name, values in partly.items():
             left = _initial(values.dtype, padded)
             wanted = np.where(active, _bits(whole[name]), _bits(left))
             assert np.array_equal(_bits(values), wanted), f"%{name} differs in a {manner}: {text}"
     for k in {0, count // 3, count - 1}:
         constants = {n: a[k : k + 1].repeat(32) for n, a in arrays.items()}
-        alike = _launch(text, constants, results, np.ones(32, bool), "constant")
+        alike = _launch(text, constants, results, np.ones(32, bool), "constant", target)
         for name, values in alike.items():
             same = _bits(values) == _bits(whole[name][k : k + 1])
             assert same.all(), f"%{name} differs on constants: {text}"
@@ -77,8 +85,9 @@ def _launch(
     results: Mapping[str, Any],
     active: np.ndarray,
     manner: str,
+    target: str,
 ) -> dict[str, np.ndarray]:
-    dev = device()
+    dev = device_of(target)
     count = len(active)
     inputs = {
         n: dev.array(a.astype(np.uint8) if a.dtype.kind == "b" else a) for n, a in arrays.items()
@@ -95,7 +104,7 @@ def _launch(
     parameters = ", ".join(f".param .u64 p_{n}" for n in ["go", *inputs, *outputs])
     statements = "\n".join(_prologue() + lines + body + _stores(dtypes))
     kernel = dev.load(
-        f"{HEADER}.visible .entry k({parameters})\n{{\n{statements}\nret;\n}}\n"
+        f"{HEADER.replace('sm_90a', target)}.visible .entry k({parameters})\n{{\n{statements}\nret;\n}}\n"
     ).kernel("k")
     go = dev.array(active.astype(np.uint8))
     block = min(count, _BLOCK)
@@ -214,6 +223,7 @@ def run(
     shared_bytes: int = 0,
     options: Options | None = None,
     module: str = "",
+    target: str = "sm_90a",
 ) -> Run:
     """Runs a kernel of these statements.
 
@@ -221,13 +231,14 @@ def run(
     %fd and %p are declared, and %t5 is the thread's linear number in its block. ``module`` stands
     before the kernel.
     """
-    dev = device() if options is None else device().with_options(options)
+    dev = device_of(target)
+    dev = dev if options is None else dev.with_options(options)
     held = {
         n: dev.array(a, name=n) if isinstance(a, np.ndarray) else a for n, a in arguments.items()
     }
-    report = dev.load(kernel_text(body, arguments, module)).kernel("k").launch(
-        grid, block, list(held.values()), shared_bytes=shared_bytes
-    )  # fmt: skip
+    text = kernel_text(body, arguments, module).replace(".target sm_90a", f".target {target}", 1)
+    kernel = dev.load(text).kernel("k")
+    report = kernel.launch(grid, block, list(held.values()), shared_bytes=shared_bytes)
     arrays = {n: a.to_numpy() for n, a in held.items() if isinstance(a, PtxArray)}
     return Run(arrays, report)
 

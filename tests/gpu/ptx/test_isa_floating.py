@@ -148,7 +148,8 @@ def test_f32_minima() -> None:
             {name}.f32 %g, %a, %b, %c;
             {name}.NaN.f32 %h, %a, %b, %c;
         """
-        got = lanewise(text, {"a": a, "b": b, "c": c}, dict.fromkeys("defgh", np.uint32))
+        sources, results = {"a": a, "b": b, "c": c}, dict.fromkeys("defgh", np.uint32)
+        got = lanewise(text, sources, results, "sm_100")
         assert np.array_equal(got["d"], expect(operation, (a, b)))
         assert np.array_equal(got["e"], expect(operation, (a, b), ftz=True))
 

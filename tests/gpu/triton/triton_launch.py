@@ -60,7 +60,7 @@ def compile_ptx(
     odd: Collection[str] = (),
 ) -> Compiled:
     """``signature``: types of the arguments that are no constants, e.g. ``*fp16``, ``i32``,
-    ``tensordesc<fp16[64, 64]>``.  Pointers and sizes, but for the ``odd`` ones, are taken for multiples
+    ``tensordesc<fp16[64, 64]>``.  Pointers and sizes but the ``odd`` ones are taken for multiples
     of 16, as Triton's launcher does where they are.
     """
     types = {n: "constexpr" if n in constants else signature[n] for n in function.arg_names}

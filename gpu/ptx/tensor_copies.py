@@ -1,0 +1,166 @@
+"""Tensor copies of a set of warps: tiles of tensors that tensor maps describe.
+
+Source: PTX ISA 8.8, 9.7.9.27 (cp.async.bulk.tensor, cp.reduce.async.bulk.tensor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gpu.ptx import spaces, tma
+from gpu.ptx.bulk import BulkAccess, Combination
+from gpu.ptx.lanes import Array, Mask
+from gpu.tensor_map import DESCRIPTOR_BYTES, TensorMapFields, usable
+from simkit.errors import LaunchError, MemoryAccessError, SimkitError
+
+# Where a tile may begin in shared memory.
+_TILE_ALIGNMENT = 128
+
+
+class TensorCopyAccess(BulkAccess):
+    """What tensor copies call."""
+
+    def tensor_load(
+        self,
+        to: Array,
+        to_offset: int,
+        base: Array,
+        offset: int,
+        coordinates: tuple[Array, ...],
+        barrier: Array,
+        barrier_offset: int,
+        ctas: Array | None,
+        target_space: str,
+        mask: Mask,
+        site: int,
+    ) -> None:
+        """cp.async.bulk.tensor to shared memory, tile mode."""
+        active = self._active(mask)
+        if not active.any():
+            return
+        cta = np.broadcast_to(self.cta, self.shape)[active]
+        target = self.array(to)[active].astype(np.int64) + to_offset
+        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
+        masks = None if ctas is None else self.array(ctas)[active].astype(np.int64)
+        tiles = self._tiles(base, offset, coordinates, active, site)
+        self._check_owner(target, cta, "global", target_space, site)
+
+        def work() -> None:
+            for fields, tile, rows in tiles:
+                data = self._tile_data(fields, tile, site)
+                for place, object_, chosen in self._destinations(
+                    target[rows], objects[rows], cta[rows],
+                    None if masks is None else masks[rows], tile.shared_bytes, site,
+                ):  # fmt: skip
+                    spots = self._tile_places(place, fields, tile, site)
+                    self.grid.shared.scatter(spots, tile.unit, [data[chosen]], None)
+                    self._change(object_, 0, -tile.bytes, 0, site)
+
+        self.grid.agents.start(work)
+
+    def tensor_store(
+        self,
+        base: Array,
+        offset: int,
+        coordinates: tuple[Array, ...],
+        origin: Array,
+        origin_offset: int,
+        combine: Callable[[str], Combination] | None,
+        mask: Mask,
+        site: int,
+    ) -> None:
+        """cp.async.bulk.tensor from shared memory, or cp.reduce.async.bulk.tensor: ``combine``
+        gives the combination for the map's type.
+        """
+        active = self._active(mask)
+        if not active.any():
+            return
+        cta = np.broadcast_to(self.cta, self.shape)[active]
+        source = self.array(origin)[active].astype(np.int64) + origin_offset
+        threads = self._threads(active)
+        for fields, tile, rows in self._tiles(base, offset, coordinates, active, site):
+            combination = None if combine is None else combine(fields.element.name)
+            if combine is not None and combination is None:
+                raise LaunchError(
+                    f"{self.grid.place(site)}: no such reduction of {fields.element.name}"
+                )
+            flat = self._flat_shared(
+                source[rows], cta[rows], tile.shared_bytes, site, "tensor copy"
+            )
+            self._store_later(
+                threads[rows],
+                self._tile_places(flat, fields, tile, site),
+                tile.global_offsets - spaces.GLOBAL_BASE,
+                tile.unit,
+                combination,
+                None if tile.is_whole else tile.valid,
+                site,
+            )
+
+    def _tiles(
+        self, base: Array, offset: int, coordinates: tuple[Array, ...], active: Array, site: int
+    ) -> list[tuple[TensorMapFields, tma.TileCopy, Array]]:
+        """The tiles of the active lanes by tensor map, each with the rows (among those) it is
+        for.
+        """
+        places = np.stack([self.array(c)[active].astype(np.int64) for c in coordinates], axis=1)
+        step = np.uint64(offset & 0xFFFF_FFFF_FFFF_FFFF)
+        addresses = (self.array(base).astype(np.uint64) + step)[active]
+        tiles = []
+        for address in np.unique(addresses):
+            fields = self._map_at(int(address), site)
+            rows = np.flatnonzero(addresses == address)
+            if places.shape[1] != fields.rank:
+                raise LaunchError(
+                    f"{self.grid.place(site)}: {places.shape[1]} coordinates for a tensor map of"
+                    f" rank {fields.rank}"
+                )
+            tiles.append((fields, tma.tile_copy(fields, places[rows]), rows))
+        return tiles
+
+    def _map_at(self, address: int, site: int) -> TensorMapFields:
+        grid = self.grid
+        if address >> 32 == spaces.PARAMETER_WINDOW >> 32:
+            data, start = grid.parameters, address - spaces.PARAMETER_WINDOW
+        elif address >> 32 == 0:
+            data, start = grid.parameters, address
+        else:
+            data, start = grid.memory.bytes.data, address - spaces.GLOBAL_BASE
+        raw = data[start : start + DESCRIPTOR_BYTES].tobytes() if start >= 0 else b""
+        if len(raw) < DESCRIPTOR_BYTES or address & 63:
+            raise MemoryAccessError(
+                f"tensor map at 0x{address:x}: needs {DESCRIPTOR_BYTES} bytes at a multiple of 64,"
+                f" {grid.place(site)}"
+            )
+        try:
+            return usable(raw)
+        except SimkitError as error:
+            raise LaunchError(
+                f"{grid.place(site)}: no tensor map at 0x{address:x}: {error}"
+            ) from error
+
+    def _tile_places(
+        self, starts: Array, fields: TensorMapFields, tile: tma.TileCopy, site: int
+    ) -> Array:
+        """Where the pieces of tiles lie in shared memory; ``starts`` are flat offsets."""
+        wrong = starts % _TILE_ALIGNMENT != 0
+        if wrong.any():
+            raise MemoryAccessError(
+                f"tensor copy at shared offset {int(starts[wrong][0]) % self.grid.shared_stride}:"
+                f" not a multiple of {_TILE_ALIGNMENT}, {self.grid.place(site)}"
+            )
+        # A CTA's memory starts at a multiple of the pattern, so flat offsets swizzle like
+        # addresses.
+        return tma.swizzle(starts[:, None] + tile.shared_offsets, fields.swizzle)
+
+    def _tile_data(self, fields: TensorMapFields, tile: tma.TileCopy, site: int) -> Array:
+        spots = tile.global_offsets - spaces.GLOBAL_BASE
+        memory = self.grid.memory.bytes
+        if tile.is_whole:
+            self._check_bulk(spots, tile.unit, "read", site, None)
+            return memory.gather(spots, tile.unit, 1)[0]
+        self._check_bulk(spots, tile.unit, "read", site, tile.valid)
+        data = memory.gather(np.where(tile.valid, spots, 0), tile.unit, 1)[0]
+        return tma.filled(data, tile.valid, fields)
