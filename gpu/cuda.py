@@ -6,28 +6,27 @@ be tested without a GPU is what a GPU is given.
 
 from __future__ import annotations
 
-import ctypes
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpu import driver
 from gpu.arguments import Parameter, pack, parameter_buffer
 from gpu.compile import compile_cuda
 from gpu.counters import Report
+from gpu.device import Call
 from gpu.ptx.launch import dimensions
 from gpu.ptx.parser import parse
 from simkit.errors import DeviceUnavailableError, LaunchError, PtxError
 
-# What precedes each value in cuLaunchKernel's ``extra`` list (cuda.h).
-_LAUNCH_PARAM_END = 0
-_LAUNCH_PARAM_BUFFER_POINTER = 1
-_LAUNCH_PARAM_BUFFER_SIZE = 2
 _GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
 _BLOCK_LIMITS = (1024, 1024, 64)
+_CLUSTER_LIMITS = (16, 16, 16)
 
 
 def import_cupy() -> Any:
@@ -97,42 +96,51 @@ class CudaKernel:
         cluster: Sequence[int] = (1, 1, 1),
     ) -> Report:
         """See gpu.device.Kernel.launch; ``seconds`` is the kernel's time by GPU events."""
-        cupy = self.module.device.cupy
-        extents = dimensions("grid", grid, _GRID_LIMITS)
-        threads = dimensions("block", block, _BLOCK_LIMITS)
-        if dimensions("cluster", cluster, (16, 16, 16)) != (1, 1, 1):
-            raise LaunchError("clusters are not supported")
-        adopted = [adopt(a) for a in args]
-        data = parameter_buffer(self.parameters, pack(self.name, self.parameters, adopted))
-        if shared_bytes > 48 * 1024:
-            self.raw.max_dynamic_shared_size_bytes = shared_bytes
-        buffer = ctypes.create_string_buffer(data, len(data))
-        size = ctypes.c_size_t(len(data))
-        extra = (ctypes.c_void_p * 5)(
-            _LAUNCH_PARAM_BUFFER_POINTER, ctypes.addressof(buffer),
-            _LAUNCH_PARAM_BUFFER_SIZE, ctypes.addressof(size), _LAUNCH_PARAM_END,
-        )  # fmt: skip
-        stream = cupy.cuda.get_current_stream()
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record(stream)
-        cupy.cuda.driver.launchKernel(
-            self.raw.kernel.ptr,
-            *extents,
-            *threads,
-            shared_bytes,
-            stream.ptr,
-            0,
-            ctypes.addressof(extra),
+        call = Call(self, tuple(grid), tuple(block), args, shared_bytes, tuple(cluster))
+        return self.module.device.run([call])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A launch that has been checked: nothing is left but to start it."""
+
+    kernel: CudaKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    shared_bytes: int
+    parameters: bytes
+
+    @classmethod
+    def of(cls, call: Call) -> _Prepared:
+        """LaunchError for wrong dimensions or arguments, or a kernel of another device."""
+        kernel = call.kernel
+        if not isinstance(kernel, CudaKernel):
+            raise LaunchError(f"kernel {kernel.name!r} belongs to another device")
+        adopted = [adopt(a) for a in call.args]
+        return cls(
+            kernel,
+            dimensions("grid", call.grid, _GRID_LIMITS),
+            dimensions("block", call.block, _BLOCK_LIMITS),
+            dimensions("cluster", call.cluster, _CLUSTER_LIMITS),
+            call.shared_bytes,
+            parameter_buffer(kernel.parameters, pack(kernel.name, kernel.parameters, adopted)),
         )
-        stop.record(stream)
-        stop.synchronize()
+
+    def start(self, stream: int, programmatic: bool) -> None:
+        driver.launch(
+            self.kernel.raw.kernel.ptr, self.grid, self.block, self.shared_bytes, stream,
+            self.parameters, self.cluster, programmatic,
+        )  # fmt: skip
+
+    def report(self, seconds: float) -> Report:
         return Report(
-            kernel=self.name,
+            kernel=self.kernel.name,
             device="cuda",
-            grid=extents,
-            block=threads,
-            shared_bytes=shared_bytes,
-            seconds=float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3,
+            grid=self.grid,
+            block=self.block,
+            shared_bytes=self.shared_bytes,
+            seconds=seconds,
         )
 
 
@@ -205,6 +213,26 @@ class CudaDevice:
     def empty(self, shape: int | tuple[int, ...], dtype: Any, name: str = "") -> CudaArray:
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         return CudaArray(self.cupy, extents, np.dtype(dtype), name or self._fresh_name())
+
+    def launch_dependent(self, primary: Call, secondary: Call) -> tuple[Report, Report]:
+        """See gpu.device.Device.launch_dependent; ``seconds`` of both is the time of the two."""
+        first, second = self.run([primary, secondary])
+        return first, second
+
+    def run(self, calls: Sequence[Call]) -> list[Report]:
+        """Launches on the current stream, each allowed to start before the one before it has ended;
+        waits for all of them.
+        """
+        prepared = [_Prepared.of(call) for call in calls]
+        stream = self.cupy.cuda.get_current_stream()
+        start, stop = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        start.record(stream)
+        for index, one in enumerate(prepared):
+            one.start(stream.ptr, programmatic=index > 0)
+        stop.record(stream)
+        stop.synchronize()
+        seconds = float(self.cupy.cuda.get_elapsed_time(start, stop)) / 1e3
+        return [one.report(seconds) for one in prepared]
 
     def _fresh_name(self) -> str:
         self._count += 1

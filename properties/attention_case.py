@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from properties.data import BF16, KINDS, attention_inputs
+from properties.data import KINDS, attention_inputs
 from simkit.algorithms.problem import AttentionProblem
-
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -104,35 +101,3 @@ def decode_cases(most: int, groups: tuple[int, ...], tile: int = 64) -> SearchSt
         )
 
     return lengths(most, tile).flatmap(with_splits)
-
-
-def emulate(problem: AttentionProblem, rounds_scores: bool = False) -> Array:
-    """Attention in float64 with only the unavoidable roundings of bfloat16: probabilities before
-    the product with V (scores too where an algorithm stores them), and the output.
-    """
-    q = problem.q.astype(np.float64)
-    k, v = (np.repeat(x.astype(np.float64), problem.group, axis=2) for x in (problem.k, problem.v))
-    scores = np.einsum("bihd,bjhd->bhij", q, k) * problem.scale
-    if rounds_scores:
-        scores = _bf16(scores)
-    if problem.causal:
-        visible = np.tri(problem.q_len, problem.kv_len, problem.kv_len - problem.q_len) > 0
-        scores = np.where(visible, scores, -np.inf)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        maximum = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-        weights = np.exp(scores - np.where(np.isneginf(maximum), 0, maximum))
-        total = weights.sum(axis=-1, keepdims=True)
-        if rounds_scores:
-            weights = _bf16(np.where(total == 0, 0, weights / total))
-            output = np.einsum("bhij,bjhd->bihd", weights, v)
-        else:
-            sums = np.einsum("bhij,bjhd->bihd", _bf16(weights), v)
-            output = np.where(total == 0, 0, sums.transpose(0, 2, 1, 3) / total).transpose(
-                0, 2, 1, 3
-            )
-    return _bf16(output)
-
-
-def _bf16(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return x.astype(BF16).astype(np.float64)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from properties import flash_attention, flash_decoding, fp8_kv_cache, naive_attention
+from properties import (
+    flash_attention,
+    flash_decoding,
+    fp8_error_study,
+    fp8_kv_cache,
+    naive_attention,
+)
 from properties.law import Law
 from simkit.errors import SimkitError
 
@@ -11,6 +17,7 @@ _LAWS: dict[str, list[Law]] = {
     "flash_attention": flash_attention.LAWS,
     "flash_decoding": flash_decoding.LAWS,
     "fp8_kv_cache": fp8_kv_cache.LAWS,
+    "fp8_error_study": fp8_error_study.LAWS,
 }
 
 

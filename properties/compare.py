@@ -4,6 +4,7 @@ where and how far.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -42,12 +43,37 @@ def bits_equal(name: str, model: Array, kernel: Array, where: Array | None = Non
         )
 
 
-def within(name: str, value: Array, reference: Array, bound: Array | float, reason: str) -> None:
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What an output should be: ``value`` in float64, ``bound`` on the absolute error (it
+    broadcasts) with the ``reason`` for it; ``where`` limits the comparison.
+    """
+
+    value: Array
+    bound: Array
+    reason: str
+    where: Array | None = None
+
+
+def within(
+    name: str,
+    value: Array,
+    reference: Array,
+    bound: Array | float,
+    reason: str,
+    where: Array | None = None,
+) -> None:
     """|value - reference| <= bound everywhere; infinities and NaNs in the same places.
 
-    LawViolation with the worst element; ``reason`` says where the bound comes from.
+    LawViolation with the worst element; ``reason`` says where the bound comes from; ``where``
+    limits the comparison.
     """
     value, reference = value.astype(np.float64), np.asarray(reference, np.float64)
+    if where is not None:
+        value = np.where(where, value, 0.0)
+        reference = np.where(where, reference, 0.0)
+    if value.shape != reference.shape:
+        raise LawViolation(f"{name}: shape {value.shape}, the reference has {reference.shape}")
     special = ~np.isfinite(reference)
     same = np.where(np.isnan(reference), np.isnan(value), value == reference)
     if not (same | ~special).all():
@@ -57,10 +83,13 @@ def within(name: str, value: Array, reference: Array, bound: Array | float, reas
         )
     with np.errstate(invalid="ignore"):
         error = np.where(special, 0.0, np.abs(value - reference))
-    excess = np.where(np.isnan(error), np.inf, error - np.broadcast_to(bound, error.shape))
+    allowed_error = np.broadcast_to(bound, error.shape)
+    if np.isnan(allowed_error).any():
+        raise LawViolation(f"{name}: the bound is NaN in places ({reason})")
+    excess = np.where(np.isnan(error), np.inf, error - allowed_error)
     if error.size and float(excess.max()) > 0:
         place = tuple(int(i) for i in np.unravel_index(int(excess.argmax()), excess.shape))
-        allowed = float(np.broadcast_to(bound, error.shape)[place])
+        allowed = float(allowed_error[place])
         raise LawViolation(
             f"{name} at {list(place)}: {value[place]:.9g}, the reference is {reference[place]:.9g};"
             f" error {error[place]:.3g} exceeds {allowed:.3g} ({reason})"
@@ -71,3 +100,16 @@ def _show(value: Any) -> str:
     raw = np.asarray(value)
     bits = int(raw.reshape(1).view(f"u{raw.dtype.itemsize}")[0])
     return f"{raw} (0x{bits:0{2 * raw.dtype.itemsize}x})"
+
+
+def tightness(value: Array, expected: Expected) -> float:
+    """The largest error over its bound: 1 is a bound that is reached, 0 no error at all."""
+    reference, found = np.asarray(expected.value, np.float64), value.astype(np.float64)
+    compared = np.isfinite(reference)
+    if expected.where is not None:
+        compared &= np.broadcast_to(expected.where, compared.shape)
+    error = np.abs(found - reference, where=compared, out=np.zeros(reference.shape))
+    bound = np.where(error > 0, np.broadcast_to(expected.bound, error.shape), 1.0)
+    # An error beyond a bound of 0 is as wrong as can be.
+    ratio = np.divide(error, bound, where=bound > 0, out=np.full(error.shape, np.inf))
+    return float(ratio.max(initial=0.0))

@@ -9,12 +9,14 @@ import numpy as np
 from gpu.device import Device
 from gpu.kernels import flash_attention as host
 from gpu.kernels.result import KernelResult
-from properties.attention_case import AttentionCase, attention_cases, emulate
-from properties.compare import within
-from properties.law import Context, Law
+from properties.attention_case import AttentionCase, attention_cases
+from properties.bound_quality import quality_law
+from properties.compare import Expected
 from properties.subject import Array, Subject, kernel_laws
+from simkit.algorithms.error_bounds import flash_attention_arithmetic, problem_bounds
 from simkit.algorithms.flash_attention import flash_attention
 from simkit.algorithms.problem import attention_reference
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 
 
@@ -28,6 +30,16 @@ def _kernel(device: Device, case: AttentionCase, source: str | None) -> KernelRe
     return host.flash_attention(
         device, problem.q, problem.k, problem.v, causal=case.causal, source=source
     )
+
+
+def _expected(gpu: Gpu, case: AttentionCase) -> Mapping[str, Expected]:
+    problem = case.problem()
+    o, lse = attention_reference(problem)
+    bounds = problem_bounds(problem, flash_attention_arithmetic(problem, gpu.arch))
+    return {
+        "o": Expected(o, bounds.o, "P and O in bfloat16, sums in float32"),
+        "lse": Expected(lse, bounds.lse, "rounding of scores, exponentials, sum and logarithm"),
+    }
 
 
 SUBJECT = Subject(
@@ -47,47 +59,23 @@ SUBJECT = Subject(
     thorough=AttentionCase(q_len=66, kv_len=130, causal=True),
     model=_model,
     kernel=_kernel,
-    reference=lambda case: {"o": attention_reference(case.problem())[0]},
-    emulation=lambda case: emulate(case.problem()),
+    expected=_expected,
+    has_lse=True,
 )
 
 
-def check_lse(context: Context, case: AttentionCase) -> None:
-    """The natural-logarithm LSE against float64.
-
-    A score is a sum of d products whose terms the tensor core truncates 2^-25 below the largest
-    (plus one rounding a step), so its error is at most (d + d/16) 2^-24 max|q_i k_i| d-fold; the
-    logarithm of a sum of exponentials moves by at most the largest error of its exponents, and adds
-    a few roundings of its own magnitude.
-    """
-    problem = case.problem()
-    _, reference = attention_reference(problem)
-    kernel = SUBJECT.run_kernel(context, case).outputs["lse"]
-    finite_q = np.where(
-        np.isfinite(problem.q.astype(np.float64)), problem.q.astype(np.float64), 0.0
+def _draw(rng: np.random.Generator, kind: str) -> AttentionCase:
+    return AttentionCase(
+        q_len=int(rng.integers(1, 50)),
+        kv_len=int(rng.integers(1, 200)),
+        d=int(rng.choice((64, 128))),
+        causal=bool(rng.integers(2)),
+        data=kind,
+        seed=int(rng.integers(2**16)),
     )
-    largest = float(np.max(np.abs(finite_q), initial=0.0)) * float(
-        np.max(np.abs(problem.k.astype(np.float64)), initial=0.0)
-    )
-    products = problem.scale * problem.d * largest
-    scale = products + float(np.max(np.abs(reference[np.isfinite(reference)]), initial=0.0)) + 1.0
-    # Per step of 16 products: 17 truncations and a rounding; log2 and the final three operations: 8
-    # units.
-    bound = (2.0 * problem.d / 16 + 8 + np.log2(problem.kv_len + 2)) * 2.0**-23 * scale
-    within("lse", kernel, reference, bound, "rounding of scores and of log2")
 
 
 LAWS = [
     *kernel_laws(SUBJECT, examples=36),
-    Law(
-        algorithm="flash_attention",
-        name="lse",
-        tier="bounded",
-        statement="the LSE is within the rounding of its scores; rows without keys give -inf",
-        check=check_lse,
-        strategy=SUBJECT.strategy,
-        case_type=AttentionCase,
-        corners=SUBJECT.corners,
-        examples=10,
-    ),
+    quality_law("flash_attention", _draw, _model, _expected),
 ]

@@ -14,19 +14,18 @@ from hypothesis.strategies import SearchStrategy
 from gpu.device import Device
 from gpu.kernels import flash_decoding as host
 from gpu.kernels.result import KernelResult
-from properties.attention_case import DecodeCase, decode_cases, emulate
-from properties.compare import bits_equal, within
+from properties.attention_case import DecodeCase, decode_cases
+from properties.bound_quality import quality_law
+from properties.compare import Expected, bits_equal, within
 from properties.law import Context, Law, Tier
-from properties.subject import BF16_HALF_ULP, Array, Subject, kernel_laws
+from properties.subject import Array, Subject, kernel_laws
+from simkit.algorithms.error_bounds import decoding_bounds
 from simkit.algorithms.flash_decoding import flash_decoding
-from simkit.algorithms.problem import AttentionProblem, attention_reference
+from simkit.algorithms.problem import attention_reference
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
+from simkit.numerics.bounds import merge_bounds
 from simkit.numerics.online_softmax import OnlineSoftmax
-
-# Unit roundoff of float32.
-U = 2.0**-24
-# Exponents below -126 are flushed, so no rounded exponent that matters is larger than this.
-EXPONENT_RANGE = 126.0
 
 
 def _model(machine: Machine, case: DecodeCase) -> Mapping[str, Array]:
@@ -51,9 +50,14 @@ def _comparable(case: DecodeCase, name: str, model: Mapping[str, Array]) -> Arra
     return ~np.isneginf(model["m_partial"])[..., None] | (model["l_partial"] != 0)[..., None]
 
 
-def _reference(case: DecodeCase) -> Mapping[str, Array]:
-    o, lse = attention_reference(case.problem())
-    return {"o": o[:, 0], "lse": lse[..., 0]}
+def _expected(gpu: Gpu, case: DecodeCase) -> Mapping[str, Expected]:
+    problem = case.problem()
+    o, lse = attention_reference(problem)
+    bounds = decoding_bounds(problem, case.splits)
+    return {
+        "o": Expected(o[:, 0], bounds.o[:, 0], "O in bfloat16, all else in float32"),
+        "lse": Expected(lse[..., 0], bounds.lse[..., 0], "rounding of scores, sums and logarithm"),
+    }
 
 
 SUBJECT = Subject(
@@ -72,55 +76,24 @@ SUBJECT = Subject(
     thorough=DecodeCase(kv_len=200, splits=2, group=2),
     model=_model,
     kernel=_kernel,
-    reference=_reference,
-    emulation=lambda case: emulate(case.problem())[:, 0],
+    expected=_expected,
+    has_lse=True,
     comparable=_comparable,
 )
 
 
-def decode_error(problem: AttentionProblem, splits: int) -> float:
-    """Relative error that float32 leaves in a weighted sum of Flash-Decoding, over sum |p v| (or
-    over l).
-
-    Per key: the exponent is one rounding of a number of at most 126, the polynomial is within 1 ulp
-    (2 U).  Per tile: alpha is such an exponential too, of a maximum whose product with the scale
-    was rounded, and it multiplies once.  Per split: the merge exponentiates a difference and rounds
-    three times.  The sums of n terms add n U each.
-    """
-    q, k = problem.q.astype(np.float64), problem.k.astype(np.float64)
-    finite = np.where(np.isfinite(q), q, 0.0)
-    most = float(np.max(np.abs(finite), initial=0.0) * np.max(np.abs(k), initial=0.0)) * problem.d
-    maximum = most * problem.scale * np.log2(np.e)
-    exponential = np.log(2) * EXPONENT_RANGE * U + 2 * U
-    # A score is an fma chain of d terms: its error moves the exponent.
-    score = np.log(2) * problem.d * U * maximum
-    tile = exponential + np.log(2) * maximum * U + 2 * U
-    tiles = -(-problem.kv_len // 64) + 1
-    return (
-        score + exponential + tiles * tile + splits * (exponential + 3 * U) + 2 * problem.kv_len * U
-    )
-
-
-def weight_sum(problem: AttentionProblem) -> Array:
-    """Sum of p |v| per output element, in float64: what relative errors of the weights act on."""
-    absolute = AttentionProblem(
-        problem.q, problem.k, np.abs(problem.v), problem.causal, problem.scale
-    )
-    return attention_reference(absolute)[0]
-
-
 def check_splitting(context: Context, case: DecodeCase) -> None:
-    """The result with splits against the result of one split."""
+    """The result with splits against the result of one split: both err, each by its own bound."""
     problem = case.problem()
     source = context.sources.get("flash_decoding")
     whole = host.flash_decoding(
         context.device, problem.q[:, 0], problem.k, problem.v, 1, source=source
-    ).outputs["o"].astype(np.float64)  # fmt: skip
-    split = SUBJECT.run_kernel(context, case).outputs["o"]
-    error = decode_error(problem, case.splits)
-    # Both numerator and denominator err, in both runs; both outputs are rounded to bfloat16.
-    bound = 4 * error * weight_sum(problem)[:, 0] + 2.5 * BF16_HALF_ULP * np.abs(whole)
-    within("o", split, whole, bound, "float32 error of the sums, and two roundings to bfloat16")
+    ).outputs  # fmt: skip
+    split = SUBJECT.run_kernel(context, case).outputs
+    one, several = decoding_bounds(problem, 1), decoding_bounds(problem, case.splits)
+    reason = "bounds of both results"
+    within("o", split["o"], whole["o"].astype(np.float64), (one.o + several.o)[:, 0], reason)
+    within("lse", split["lse"], whole["lse"], (one.lse + several.lse)[..., 0], reason)
 
 
 # The merge as an algebra
@@ -177,55 +150,26 @@ EXACT_MERGE_CASES = st.builds(
 )
 
 
-def _merge_bounds(states: list[OnlineSoftmax], merges: int) -> tuple[Array, Array]:
-    """Bounds on the difference of two float32 evaluations of one merged state: of o / l, and of the
-    natural LSE.
-
-    A term passes at most ``merges`` merges; each errs by an exponential (2 U, and ln 2 U per unit
-    of the exponent's size), and by two roundings.  LSE adds log2 (3 ulp of at most |m| + 8) and
-    three roundings of its size.
-    """
-    m = np.stack([s.m.astype(np.float64) for s in states])
-    l = np.stack([s.l.astype(np.float64) for s in states])  # noqa: E741
-    o = np.stack([np.where(s.l[:, None] > 0, s.o, 0.0).astype(np.float64) for s in states])
-    top = np.where(np.isneginf(m.max(axis=0)), 0.0, m.max(axis=0))
-    weights = np.where(l > 0, np.exp2(m - top), 0.0)
-    total = (weights * l).sum(axis=0)
-    spread = np.minimum(np.max(np.where(l > 0, top - m, 0.0), axis=0), EXPONENT_RANGE)
-    relative = merges * (2 * U + np.log(2) * spread * U + 2 * U)
-    absolute = (weights[..., None] * np.abs(o)).sum(axis=0) / np.where(total > 0, total, 1.0)[
-        :, None
-    ]
-    output = 2 * 2 * relative[:, None] * absolute + 2 * U * absolute
-    size = np.abs(top) + 8.0
-    lse = 2 * relative + 2 * (3 * 2 * U * size + 3 * U * size)
-    return output, lse
-
-
 def _same_up_to_rounding(
-    name: str, one: OnlineSoftmax, other: OnlineSoftmax, states: list[OnlineSoftmax], merges: int
+    name: str, one: OnlineSoftmax, other: OnlineSoftmax, states: list[OnlineSoftmax]
 ) -> None:
-    output, lse = _merge_bounds(states, merges)
-    within(
-        f"{name}: o",
-        one.output(),
-        other.output().astype(np.float64),
-        output,
-        "rounding of the merge",
-    )
-    within(f"{name}: lse", one.lse(), other.lse().astype(np.float64), lse, "rounding of the merge")
+    """Both are merges of ``states``: each is within its bound of the exact result."""
+    bounds = merge_bounds(states)
+    reason = "twice the bound of a merge"
+    within(f"{name}: o", one.output(), other.output(), 2 * bounds.o, reason)
+    within(f"{name}: lse", one.lse(), other.lse(), 2 * bounds.lse, reason)
 
 
 def check_associative(context: Context, case: MergeCase) -> None:
     a, b, c = case.states()
     _same_up_to_rounding(
-        "(a b) c against a (b c)", a.merge(b).merge(c), a.merge(b.merge(c)), [a, b, c], 2
+        "(a b) c against a (b c)", a.merge(b).merge(c), a.merge(b.merge(c)), [a, b, c]
     )
 
 
 def check_commutative(context: Context, case: MergeCase) -> None:
     a, b, _ = case.states()
-    _same_up_to_rounding("a b against b a", a.merge(b), b.merge(a), [a, b], 1)
+    _same_up_to_rounding("a b against b a", a.merge(b), b.merge(a), [a, b])
 
 
 def _written(state: OnlineSoftmax) -> Array:
@@ -282,8 +226,21 @@ def _merge_law(
     )
 
 
+def _draw(rng: np.random.Generator, kind: str) -> DecodeCase:
+    kv_len = int(rng.integers(1, 700))
+    return DecodeCase(
+        kv_len=kv_len,
+        splits=int(rng.integers(1, -(-kv_len // 64) + 1)),
+        group=2,
+        d=int(rng.choice((64, 128))),
+        data=kind,
+        seed=int(rng.integers(2**16)),
+    )
+
+
 LAWS = [
     *kernel_laws(SUBJECT, examples=40),
+    quality_law("flash_decoding", _draw, _model, _expected),
     Law(
         algorithm="flash_decoding",
         name="splitting",

@@ -22,6 +22,7 @@ from simkit.algorithms.fp8_kv_cache import fp8_kv_dequantize, fp8_kv_quantize
 from simkit.layouts.fp8_record import RECORD_BYTES, TOKEN_VALUES
 from simkit.machine.machine import Machine
 from simkit.numerics import formats
+from simkit.numerics.bounds import e4m3_error
 
 E4M3 = ml_dtypes.float8_e4m3fn
 KINDS = ("normal", "large", "ties", "zeros", "subnormal", "mixed", "all_codes")
@@ -180,12 +181,8 @@ def _finite_case(case: CacheCase) -> CacheCase:
 
 
 def check_round_trip(context: Context, case: CacheCase) -> None:
-    """Quantise and dequantise on the device: the error is half a step of e4m3.
-
-    A tile's scale s has 448 s >= amax, so nothing saturates.  A normal code has three fraction
-    bits: the error is at most 2^-4 |x|.  Below 2^-6 s codes are 2^-9 s apart: the error is at most
-    2^-10 s.  Codes times a power of two are exact in bfloat16 (four significant bits).  RoPE is a
-    copy.
+    """Quantise and dequantise on the device.  A tile's scale s has 448 s >= amax, so that nothing
+    saturates, and is a power of two.  RoPE is a copy.
     """
     case = _finite_case(case)
     kv = case.kv()
@@ -200,7 +197,7 @@ def check_round_trip(context: Context, case: CacheCase) -> None:
         "nope",
         out[:, :512],
         x,
-        np.maximum(2.0**-4 * np.abs(x), 2.0**-10 * scales),
+        e4m3_error(x, scales),
         "half a step of e4m3",
     )
     bits_equal("rope", kv[:, 512:], out[:, 512:])

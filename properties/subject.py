@@ -9,24 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from hypothesis.strategies import SearchStrategy
 
 from gpu.device import Device
 from gpu.kernels.result import KernelResult
 from gpu.ptx.executor import PtxDevice
 from gpu.ptx.schedule import Schedule
-from properties.compare import Array, bits_equal, within
+from properties.compare import Array, Expected, bits_equal, within
 from properties.law import Context, Law, LawSkipped, LawViolation, Tier
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 from simkit.machine.memory import Direction
-
-# How much worse than the same mathematics in the same precision a kernel may be: its sums run in
-# another order and its exponentials are 1 ulp polynomials, each of which can at most double an
-# error that rounding dominates.
-ACCURACY_FACTOR = 2.0
-# Half a unit in the last place of bfloat16, relative: what rounding the output alone costs.
-BF16_HALF_ULP = 2.0**-9
 
 # Random schedules that the `thorough` case of a subject is run under; other cases get one each.
 RANDOM_SCHEDULES = 20
@@ -38,8 +31,8 @@ class Subject:
 
     ``model(machine, case)`` and ``kernel(device, case, source)`` give arrays by tensor name;
     ``comparable`` may limit the elements that are compared (unwritten ones have no bits).
-    ``reference(case)`` is o in float64, ``emulation(case)`` the same mathematics with only the
-    roundings that the precision makes unavoidable.  ``thorough`` is a small case with every kind of
+    ``expected(gpu, case)`` gives outputs in float64 with derived bounds on the kernel's errors;
+    ``has_lse``: "lse" is among them.  ``thorough`` is a small case with every kind of
     synchronisation, for the law of schedules.
     """
 
@@ -49,8 +42,8 @@ class Subject:
     corners: tuple[Any, ...]
     model: Callable[[Machine, Any], Mapping[str, Array]]
     kernel: Callable[[Device, Any, str | None], KernelResult]
-    reference: Callable[[Any], Mapping[str, Array]] | None = None
-    emulation: Callable[[Any], Array] | None = None
+    expected: Callable[[Gpu, Any], Mapping[str, Expected]] | None = None
+    has_lse: bool = False
     comparable: Callable[[Any, str, Mapping[str, Array]], Array | None] | None = None
     thorough: Any = None
 
@@ -87,15 +80,26 @@ def kernel_laws(subject: Subject, examples: int = 25) -> list[Law]:
             corners=(subject.thorough or subject.corners[0],),
         ),
     ]
-    if subject.reference is not None:
+    if subject.expected is not None:
         laws.append(
             _law(
                 subject,
                 "accuracy",
-                "statistical",
-                "the error against float64 is at most twice that of the same precision",
+                "bounded",
+                "the error against float64 is within the bound that follows from its roundings",
                 check_accuracy,
                 max(examples // 2, 5),
+            )
+        )
+    if subject.has_lse:
+        laws.append(
+            _law(
+                subject,
+                "lse",
+                "bounded",
+                "the LSE is within the bound of its roundings; rows without keys give -inf",
+                check_lse,
+                max(examples // 3, 5),
             )
         )
     return laws
@@ -199,18 +203,21 @@ def _schedules(subject: Subject, case: Any) -> list[Schedule]:
 
 
 def check_accuracy(subject: Subject, context: Context, case: Any) -> None:
-    assert subject.reference is not None
-    reference = subject.reference(case)
+    _check_expected(subject, context, case, lambda name: name != "lse")
+
+
+def check_lse(subject: Subject, context: Context, case: Any) -> None:
+    _check_expected(subject, context, case, lambda name: name == "lse")
+
+
+def _check_expected(
+    subject: Subject, context: Context, case: Any, chosen: Callable[[str], bool]
+) -> None:
+    assert subject.expected is not None
     kernel = subject.run_kernel(context, case).outputs
-    exact = np.asarray(reference["o"], np.float64)
-    rounding = BF16_HALF_ULP * float(np.max(np.abs(exact), initial=0.0))
-    error = rounding
-    if subject.emulation is not None:
-        with np.errstate(invalid="ignore"):
-            error = max(
-                error, float(np.nanmax(np.abs(subject.emulation(case) - exact), initial=0.0))
-            )
-    within("o", kernel["o"], exact, ACCURACY_FACTOR * error, "2 x the error of the same precision")
+    for name, one in subject.expected(context.gpu, case).items():
+        if chosen(name):
+            within(name, kernel[name], one.value, one.bound, one.reason, one.where)
 
 
 def product(case_type: type, **choices: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,8 +7,13 @@ line resolves them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from simkit.errors import SimkitError
+
+Kind = Literal["kernel", "study"]
+"""kernel: a model proved against a CUDA kernel. study: a published experiment of numerics, redone
+with the model alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +22,18 @@ class Algorithm:
 
     ``section``: where a document describes it. ``model``, ``host``, ``trace``: "module:function" of
     the model, of the kernel's host side and of the schedule. ``kernel``: the CUDA C++ file,
-    "package/file". ``laws``: module of the laws.
+    "package/file". ``laws``: module of the laws. A study has no kernel, host and trace.
     """
 
     name: str
     title: str
     section: str
     model: str
-    kernel: str
-    host: str
     laws: str
-    trace: str
+    kind: Kind = "kernel"
+    kernel: str | None = None
+    host: str | None = None
+    trace: str | None = None
 
 
 ALGORITHMS: tuple[Algorithm, ...] = (
@@ -70,6 +76,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         host="gpu.kernels.fp8_kv_cache:fp8_kv_quantize",
         laws="properties.fp8_kv_cache",
         trace="simkit.schedules.tile_timeline:fp8_kv_cache",
+    ),
+    Algorithm(
+        name="fp8_error_study",
+        title="FlashAttention-3's error experiment: fp16 and fp8 on inputs with outliers",
+        section="3.4 Attention kernel: FlashAttention-3, FP8",
+        kind="study",
+        model="simkit.algorithms.fp8_error_study:fp8_error_study",
+        laws="properties.fp8_error_study",
     ),
 )
 

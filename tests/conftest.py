@@ -17,7 +17,9 @@ os.environ.setdefault("SIMKIT_CACHE_DIR", tempfile.mkdtemp(prefix="simkit-test-c
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--on", default="ptx", choices=("ptx", "cuda"), help="device of the device tests")
+    parser.addoption(
+        "--on", default="ptx", choices=("ptx", "cuda"), help="device of the device tests"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,30 @@ class MemoryAccess(Lanes):
         memory, offsets = self._locate(space, base, offset, size, mask, site, "write")
         return memory.atomic(offsets, function, values, compare, mask)
 
+    def aligned(
+        self, space: str, base: Array, offset: int, size: int, mask: Mask, site: int
+    ) -> None:
+        """A vector of elements that are accessed one by one is aligned as a whole."""
+        addresses = self.array(base).astype(np.int64) + offset
+        bad = (addresses & (size - 1)) != 0
+        if (bad if mask is None else bad & mask).any():
+            self._misaligned(addresses, size, mask, site, space, "write")
+
+    def store_zeros(
+        self, space: str, base: Array, offset: int, sizes: Array, mask: Mask, site: int
+    ) -> None:
+        """st.bulk: zeros over as many bytes of shared memory as each thread says, 8 at a time."""
+        active = np.ones(self.shape, bool) if mask is None else mask
+        lengths = np.where(active, self.array(sizes).astype(np.int64), 0)
+        if (lengths % 8).any() or (lengths < 0).any() or (lengths > 1 << 24).any():
+            raise LaunchError(
+                f"{self.grid.place(site)}: st.bulk of {int(lengths.max())} bytes; it takes a"
+                f" multiple of 8 up to {1 << 24}"
+            )
+        zeros = np.zeros(self.shape, np.uint64)
+        for place in range(0, int(lengths.max(initial=0)), 8):
+            self.store(space, base, offset + place, 8, [zeros], lengths > place, site)
+
     def _by_space(
         self,
         base: Array,
@@ -186,7 +210,7 @@ class MemoryAccess(Lanes):
                 direction,
                 f"{space} memory has {limit} bytes",
             )
-        if bits & (min(size, 16) - 1):
+        if bits & (size - 1):
             self._misaligned(offsets, size, mask, site, space, direction)
 
     def _check_global(
@@ -195,7 +219,7 @@ class MemoryAccess(Lanes):
         memory, counters = self.grid.memory, self.grid.counters
         low, high = int(offsets.min()), int(offsets.max()) + size
         allocation = memory.find(low, high)
-        if int(np.bitwise_or.reduce(offsets, axis=None)) & (min(size, 16) - 1):
+        if int(np.bitwise_or.reduce(offsets, axis=None)) & (size - 1):
             self._misaligned(offsets + spaces.GLOBAL_BASE, size, mask, site, space, direction)
         if allocation is not None:
             if space == "global":
@@ -226,9 +250,9 @@ class MemoryAccess(Lanes):
     def _misaligned(
         self, addresses: Array, size: int, mask: Mask, site: int, space: str, direction: str
     ) -> NoReturn:
-        bad = (addresses & (min(size, 16) - 1)) != 0
+        bad = (addresses & (size - 1)) != 0
         self._access_error(
-            bad, mask, addresses, size, site, space, direction, f"not a multiple of {min(size, 16)}"
+            bad, mask, addresses, size, site, space, direction, f"not a multiple of {size}"
         )
 
     def _access_error(

@@ -127,6 +127,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("cvt", "e4m3x2|e5m2x2", "sm_89"),
     ("cvt", "e4m3x2|e5m2x2 bf16x2", "sm_100f"),
     ("cvt", "e2m1x2|e2m3x2|e3m2x2|ue8m0x2", "sm_100f"),
+    ("cvt", "rs", "sm_100a"),
 )  # fmt: skip
 
 

@@ -290,7 +290,7 @@ class AsyncAccess(MemoryAccess):
         words = self._words(objects, site)
         passed[active] = mbarrier.parity(words) != self._awaited(phase, is_parity)[active]
         if not passed[active].all():
-            self.grid.agents.somebody_waits()
+            self.grid.test_failed()
         return passed
 
     def mbarrier_wait(

@@ -54,7 +54,7 @@ class Barriers:
         self.waiting[warps] = number
         self.next_block[warps] = next_block
         self.site[warps] = arrival.site
-        self._add(cta, number, threads)
+        self._add(cta, number, threads, arrival.site)
         self.release(np.unique(cta))
 
     def arrive(self, warps: Array, number: int | Array, threads: int | Array, site: int) -> None:
@@ -63,7 +63,7 @@ class Barriers:
         counts = np.broadcast_to(np.asarray(threads, np.int64), numbers.shape)
         self._check_threads(counts, site)
         cta = self.grid.cta_of_warp[warps]
-        self._add(cta, numbers, counts)
+        self._add(cta, numbers, counts, site)
         self.release(np.unique(cta))
 
     def _numbers(self, number: int | Array, count: int, site: int) -> Array:
@@ -82,7 +82,15 @@ class Barriers:
                 f"{self.grid.place(site)}: barrier for {bad} threads, not a multiple of 32"
             )
 
-    def _add(self, cta: Array, number: Array, threads: Array) -> None:
+    def _add(self, cta: Array, number: Array, threads: Array, site: int) -> None:
+        known = self.expected[cta, number]
+        conflict = (self.arrived[cta, number] > 0) & (known != threads)
+        if conflict.any():
+            raise LaunchError(
+                f"{self.grid.place(site)}: barrier {int(number[conflict][0])} for"
+                f" {int(threads[conflict][0]) or 'all'} threads, while others wait at it for"
+                f" {int(known[conflict][0]) or 'all'}"
+            )
         self.grid.effects += 1
         np.add.at(self.arrived, (cta, number), 32)
         self.expected[cta, number] = threads

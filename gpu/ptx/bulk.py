@@ -108,7 +108,7 @@ class BulkAccess(AsyncAccess):
         masks: Array | None,
         size: int,
         site: int,
-    ) -> list[tuple[Array, Array, Array]]:
+    ) -> list[tuple[Array, Array, Array | slice]]:
         """(flat destination, flat barrier object, chosen rows) of a copy, once per multicast rank.
 
         A multicast copy lands at the same offset in every CTA of the mask, and signals the barrier
@@ -116,10 +116,8 @@ class BulkAccess(AsyncAccess):
         """
         if masks is None:
             place = self._flat_shared(target, cta, size, site, "bulk copy")
-            return [
-                (place, self._flat_shared(objects, cta, 8, site, "mbarrier"), np.arange(len(cta)))
-            ]
-        found = []
+            return [(place, self._flat_shared(objects, cta, 8, site, "mbarrier"), slice(None))]
+        found: list[tuple[Array, Array, Array | slice]] = []
         offset_mask = spaces.SHARED_OFFSET_MASK
         for rank in range(self.grid.cluster_size):
             chosen = np.flatnonzero(masks >> rank & 1)
@@ -185,7 +183,7 @@ class BulkAccess(AsyncAccess):
         mask: Mask,
         site: int,
     ) -> None:
-        """cp.async.bulk from shared to global memory, or cp.reduce.async.bulk with a combination."""
+        """cp.async.bulk from shared to global memory; cp.reduce.async.bulk with a combination."""
         active = self._active(mask)
         if not active.any():
             return
@@ -236,7 +234,7 @@ class BulkAccess(AsyncAccess):
                 write(unread, read(unread))
 
         def fetch(which: Array | None) -> None:
-            rows = np.flatnonzero(which)
+            rows = np.arange(len(places)) if which is None else np.flatnonzero(which)
             kept.update(zip(rows.tolist(), read(rows), strict=True))
 
         self.grid.bulk_copies.issue(threads, perform, fetch)

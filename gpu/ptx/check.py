@@ -27,7 +27,7 @@ from gpu.ptx.syntax import (
     Symbol,
     Vector,
 )
-from gpu.ptx.types import SIZES, TYPE_NAMES
+from gpu.ptx.types import INSTRUCTION_TYPES, SIZES, TYPE_NAMES
 
 # Operand types by opcode.  "t": the instruction's (last) type, "d": its first type, "w": twice as
 # wide an integer, "p": a predicate, "-": not checked here; a type's name: that type.  A "+" behind
@@ -68,6 +68,12 @@ _SIGNATURES: dict[str, str] = {
     "activemask": "b32",
 }
 _SPECIALS_ALLOWED = frozenset(("mov", "cvt"))
+# Where the address of a variable may stand outside of brackets.
+_NAMES_ALLOWED = frozenset(("mov", "cvta", "mapa", "getctarank"))
+# Operands without a cache policy, which is there if .L2::cache_hint is.
+_COUNTS = {"ld": 2, "ldu": 2, "st": 2, "red": 2, "atom": 3}
+# Types of values that only registers of bits hold.
+_BITS_ALONE = frozenset(("f16x2", "bf16x2", "tf32")) | INSTRUCTION_TYPES
 _WIDE_SPECIALS = frozenset(("%clock64", "%globaltimer", "%current_graph_exec", "%gridid"))
 
 
@@ -76,9 +82,9 @@ def check(program: Program, names: Set[str]) -> None:
 
     ``names``: the variables of the module that the kernel may name.
     """
-    known = {name: 0 for name in names}
+    known = dict.fromkeys(names, 0)
     own = (program.local_offsets, program.parameter_offsets, (v.name for v in program.shared))
-    known.update({name: 0 for group in own for name in group})
+    known.update(dict.fromkeys((name for group in own for name in group), 0))
     emitter = Emitter(program, known, masked=False)
     seen: set[tuple[object, ...]] = set()
     for item in program.decoded:
@@ -120,8 +126,11 @@ def _mismatches(item: Item, registers: dict[str, str]) -> Iterator[str]:
     """Operands that the ISA's typing rules do not allow, as messages."""
     instruction = item.instruction
     types = [m for m in instruction.modifiers if m in TYPE_NAMES]
-    signature = _SIGNATURES.get(instruction.opcode)
-    wanted = signature.split() if signature and types else []
+    yield from _miscounted(instruction)
+    signature = _SIGNATURES.get(instruction.opcode, "")
+    if instruction.opcode in ("bar", "barrier"):
+        signature = "- u32" if "red" in instruction.modifiers else "u32 u32"
+    wanted = signature.split() if types or "t" not in signature else []
     if "pack" in instruction.modifiers:
         wanted = ["b32", "s32", "s32", "b32"]
     if wanted and "wide" in instruction.modifiers:
@@ -130,12 +139,12 @@ def _mismatches(item: Item, registers: dict[str, str]) -> Iterator[str]:
     for place, operand in enumerate(operands):
         if instruction.opcode not in _SPECIALS_ALLOWED and isinstance(operand, Special):
             yield f"special register {operand.name} is read by mov only"
+        if instruction.opcode not in _NAMES_ALLOWED and isinstance(operand, Symbol):
+            yield f"the address of {operand.name!r} is no operand of {instruction.opcode}"
         if place >= len(wanted) or wanted[place] == "-":
             continue
         code = wanted[place].rstrip("+")
-        kind = {"t": types[-1], "d": types[0], "p": "pred"}.get(code, code)
-        if code == "w":
-            kind = f"{types[-1][0]}{16 * SIZES[types[-1]]}"
+        kind = _kind(code, types)
         if (isinstance(operand, Vector) and instruction.opcode == "mov") or kind == "b128":
             continue  # the parts are narrower than the type
         for element in operand.elements if isinstance(operand, Vector) else (operand,):
@@ -143,6 +152,25 @@ def _mismatches(item: Item, registers: dict[str, str]) -> Iterator[str]:
             if problem:
                 is_result = place < item.form.results
                 yield problem.replace("instruction needs", "result has") if is_result else problem
+
+
+def _kind(code: str, types: list[str]) -> str:
+    """The type that a letter of a signature stands for."""
+    if code == "w":
+        return f"{types[-1][0]}{16 * SIZES[types[-1]]}"
+    if code in ("t", "d"):
+        return types[-1 if code == "t" else 0]
+    return "pred" if code == "p" else code
+
+
+def _miscounted(instruction: Instruction) -> Iterator[str]:
+    """A cache policy without the modifier that announces it, or the other way round."""
+    expected = _COUNTS.get(instruction.opcode)
+    if expected is None or not {"async", "bulk"}.isdisjoint(instruction.modifiers):
+        return
+    expected += ("L2::cache_hint" in instruction.modifiers) + ("cas" in instruction.modifiers)
+    if len(instruction.operands) != expected:
+        yield f"{len(instruction.operands)} operands where its modifiers need {expected}"
 
 
 def _mismatch(operand: Operand, kind: str, widens: bool, registers: dict[str, str]) -> str:
@@ -179,7 +207,10 @@ def _agrees(register: str, kind: str, widens: bool) -> bool:
         return register == kind
     if SIZES[register] != SIZES[kind]:
         is_wider = SIZES[register] > SIZES[kind]
-        return widens and is_wider and _family(register) != "float" and kind != "bf16"
+        narrow_only = kind == "bf16" or (kind in _BITS_ALONE and kind != "f16x2")
+        return widens and is_wider and _family(register) != "float" and not narrow_only
+    if kind in _BITS_ALONE:
+        return _family(register) == "bits"
     families = _family(register), _family(kind)
     return "bits" in families or (families[0] == families[1] and _same_float(register, kind))
 

@@ -188,6 +188,11 @@ class Emitter:
     def view(self, name: str, code: str) -> str:
         """The local variable of a register seen as another type of the same size."""
         storage = self.register_code(name)
+        if (storage == "b1") != (code == "b1") or code_size(storage) != code_size(code):
+            raise self.error(
+                f"register {name} is {self.program.registers[name]!r}, the instruction needs"
+                f" {'a predicate' if code == 'b1' else f'{8 * code_size(code)} bits'}"
+            )
         slot = self.temporaries.get(name) or ("r", name, storage)
         return self._argument(slot, code)
 
@@ -365,7 +370,7 @@ def _chained_accumulators(block: Block, program: Program) -> set[str]:
     written: set[str] = set()
     others: set[str] = set(program.persistent)
     for item in block.items:
-        if item.form.opcode == "mma" and item.instruction.guard is None:
+        if item.form.is_chained and item.instruction.guard is None:
             written.update(item.writes)
             accumulator = set(registers_of(item.instruction.operands[3]))
             others.update(r for o in item.instruction.operands[1:3] for r in registers_of(o))
@@ -451,7 +456,7 @@ def _touched(emitter: Emitter, item: Item) -> set[str]:
     An mma takes c from the mma before; if it also writes its result there, what was put off is
     replaced rather than written.
     """
-    if item.form.opcode != "mma" or item.instruction.guard is not None:
+    if not item.form.is_chained or item.instruction.guard is not None:
         return {*item.reads, *item.writes}
     d, a, b, c = item.instruction.operands
     names = tuple(registers_of(c))

@@ -27,7 +27,7 @@ def _bf16(word: Array) -> list[Array]:
 
 def _f16(word: Array) -> list[Array]:
     halves = [word.astype(np.uint16), (word >> np.uint32(16)).astype(np.uint16)]
-    return [half.view(np.float16).astype(np.float32) for half in halves]
+    return [formats.decode_f16(half) for half in halves]
 
 
 def _tf32(word: Array) -> list[Array]:

@@ -26,7 +26,7 @@ from gpu.ptx.products import Products
 from gpu.ptx.schedule import LANE_PATIENCE, PATIENCE
 from gpu.ptx.types import DTYPES, storage_code
 from gpu.ptx.waiting import GridWait, MbarrierWait, Wait
-from gpu.ptx.wgmma import WarpgroupQueue
+from gpu.ptx.warpgroup_queue import WarpgroupQueue
 from simkit.errors import BudgetError, DeadlockError, LaunchError
 from simkit.numerics.tensor_core import TensorCore, dot_accumulate, dot_accumulate_fast
 
@@ -35,12 +35,17 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
+# Choosing and leaving a block takes about as long as this many array operations; counting them also
+# bounds loops of nothing but empty blocks.
+_BLOCK_COST = 8
 # Frames of warp sets that come up again and again are kept, up to this many.
 _FRAMES_KEPT = 512
 # Waits time out together when nobody can run, so many times without effect before that is called a
 # deadlock; and when others have run so many blocks without a phase coming to its end.
 _TIME_OUTS = 32
-_PATIENCE = 8192
+_PATIENCE = 2048
+# A test of an mbarrier in vain counts like so many blocks: others may spin too.
+_VAIN_TEST = 64
 # Warps that a deadlock report describes.
 _LINES = 16
 
@@ -161,6 +166,17 @@ class Grid:
             return banked(1, 0)
         return banked(32 * self.warps, self.local_bytes)
 
+    def release(self) -> None:
+        """Gives back what takes most memory, now that all CTAs have ended.
+
+        Grid and frames refer to each other: without this, fresh pages would be needed for every
+        launch until the garbage collector comes round.
+        """
+        self.shared, self.shared_stride = banked(0, 0)
+        self.local, _ = banked(0, 0)
+        for arrays in (self.registers, self._pools, self._specials, self._frames):
+            arrays.clear()
+
     # What frames ask for
 
     def temporary(self, code: str, index: int) -> Array:
@@ -259,22 +275,24 @@ class Grid:
     def warpgroup_core(self, kind: str, is_half: bool) -> TensorCore | None:
         return self.launch.warpgroup_core(kind, is_half)
 
-    def read_register(self, name: str, warps: Array) -> Array:
+    def read_register(self, name: str, warps: Array | slice) -> Array:
         """A register of some warps (32, warps), also while they run a block on copies."""
-        copies = None if self.bound is None else self.bound.copy_of(name)
-        if copies is None:
-            return self.registers[name][:, warps]
-        assert self.bound is not None
-        return copies[:, np.searchsorted(self.bound.warps, warps)]
+        copies, places = self._register(name, warps)
+        return copies[:, places]
 
-    def write_register(self, name: str, warps: Array, values: Array) -> None:
+    def write_register(self, name: str, warps: Array | slice, values: Array) -> None:
         """The same for writing."""
+        copies, places = self._register(name, warps)
+        copies[:, places] = values.view(copies.dtype)
+
+    def _register(self, name: str, warps: Array | slice) -> tuple[Array, Array | slice]:
+        """Where a register is now, and where some warps are in it."""
         copies = None if self.bound is None else self.bound.copy_of(name)
         if copies is None:
-            self.registers[name][:, warps] = values.view(self.registers[name].dtype)
-            return
+            return self.registers[name], warps
         assert self.bound is not None
-        copies[:, np.searchsorted(self.bound.warps, warps)] = values.view(copies.dtype)
+        numbers = np.arange(warps.start, warps.stop) if isinstance(warps, slice) else warps
+        return copies, np.searchsorted(self.bound.warps, numbers)
 
     def string(self, address: int) -> str:
         """A zero-terminated string in global memory."""
@@ -402,14 +420,18 @@ class Grid:
         Some kernels only peek at a barrier and do something else first if it is not ready; those
         that wait for it come back with everything as it was.
         """
-        state = (
-            self.effects,
-            np.count_nonzero(self.live),
-            [(one.wait.site, one.group.frame.warps.tobytes()) for one in self.parked],
-        )
+        sites = np.zeros(self.warps, np.int64)
+        for one in self.parked:
+            sites[one.group.frame.warps] = one.wait.site
+        state = (self.effects, np.count_nonzero(self.live), sites.tobytes())
         self._time_outs = self._time_outs + 1 if state == self._last_time_out else 0
         self._last_time_out = state
         return self._time_outs >= _TIME_OUTS
+
+    def test_failed(self) -> None:
+        """A warp has tested an mbarrier whose phase is not complete; it may go on doing so."""
+        self.agents.somebody_waits()
+        self._blocks_parked += _VAIN_TEST
 
     def _time_out(self) -> None:
         """Every try_wait gives up, as it may after some time."""
@@ -606,8 +628,7 @@ class Grid:
 
     def _count(self, operations: int, frame: Frame, mask: Array | None) -> None:
         statistics = self.statistics
-        # Even an empty block counts: an endless loop may consist of nothing else.
-        statistics.operations += operations or 1
+        statistics.operations += operations + _BLOCK_COST
         warps = frame.n if mask is None else int(mask.any(axis=0).sum())
         lanes = 32 * frame.n if mask is None else int(np.count_nonzero(mask))
         statistics.instructions += operations * warps

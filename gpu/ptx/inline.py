@@ -122,7 +122,7 @@ class Inliner:
             )
             if renamed.opcode == "call":
                 self.call(renamed, flat, stack)
-            elif renamed.opcode == "ret" and after is not None:
+            elif renamed.opcode == "ret" and after is not None and not renamed.operands:
                 flat.body.append(
                     replace(renamed, opcode="bra", modifiers=(), operands=(Symbol(after),))
                 )
@@ -132,6 +132,8 @@ class Inliner:
                 flat.body.append(renamed)
 
     def call(self, call: Instruction, flat: Function, stack: tuple[str, ...]) -> None:
+        if call.modifiers not in ((), ("uni",)):
+            raise located(call, f"there is no {call.full_name}")
         groups = [o for o in call.operands if isinstance(o, Group)]
         names = [o for o in call.operands if isinstance(o, Symbol)]
         has_result = bool(call.operands) and isinstance(call.operands[0], Group)
@@ -158,8 +160,14 @@ class Inliner:
         for variable, operand in zip(
             (*callee.parameters, *callee.returns), (*arguments, *results), strict=True
         ):
-            if not isinstance(operand, Symbol):
+            if not isinstance(operand, Symbol) or operand.name not in self.parameters:
                 raise located(call, "call arguments must be .param variables")
+            if self.parameters[operand.name].size != variable.size:
+                raise located(
+                    call,
+                    f"{operand.name!r} has {self.parameters[operand.name].size} bytes, parameter"
+                    f" {variable.name!r} of {callee.name!r} {variable.size}",
+                )
             names_in[variable.name] = operand.name
         skip = f"{prefix}skip"
         if call.guard is not None:
@@ -181,7 +189,7 @@ class Inliner:
         """A driver function as one instruction on the registers its parameters became."""
         operands: list[Operand] = []
         for parameter in (*results[:1], *arguments):
-            if not isinstance(parameter, Symbol):
+            if not isinstance(parameter, Symbol) or parameter.name not in self.parameters:
                 raise located(call, "call arguments must be .param variables")
             operands.append(Register(f"{parameter.name}+0"))
             if parameter in results:
@@ -192,6 +200,9 @@ class Inliner:
         """Notes which bytes of a call's parameter an instruction reads or writes."""
         width, elements = _elements(access)
         name, start = _place(access)
+        size = self.parameters[name].size
+        if start < 0 or start + width * len(elements) > size:
+            raise located(access, f"parameter {name!r} has {size} bytes")
         for lane in range(len(elements)):
             self.widths[name].add((start + lane * width, width))
 

@@ -110,6 +110,10 @@ class Lanes:
             )
         return first.astype(np.int64)
 
+    def approximate(self, name: str, *operands: Array) -> Array:
+        """The result of an approximate instruction, as the options of the launch choose it."""
+        return self.grid.launch.approximation(name)(*operands)
+
     def clock(self, name: str) -> Array:
         return self.grid.clock(name)
 
@@ -134,7 +138,9 @@ class Lanes:
             return
         living = self._of_all(self.grid.live)
         if named is not None:
-            living = living & ((self.array(named) & _LANE_BITS) != 0)
+            # Lanes that do not execute the instruction have no say in whom it names.
+            by_active = np.where(mask, self.array(named), np.uint32(0))
+            living = living & ((np.bitwise_or.reduce(by_active, axis=0) & _LANE_BITS) != 0)
         # A warp without an active lane does not execute the instruction at all.
         missing = living & ~mask & mask.any(axis=0)
         if missing.any():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,13 @@ from gpu.ptx.traffic import TrafficCounter
 from simkit.errors import LaunchError
 from simkit.machine.cache import L2Cache
 from simkit.machine.gpus import Gpu
-from simkit.numerics.tensor_core import TensorCore, half_precision, tensor_core
+from simkit.numerics.approximate import approximation
+from simkit.numerics.tensor_core import (
+    TensorCore,
+    half_precision,
+    tensor_core,
+    warp_tensor_core,
+)
 
 if TYPE_CHECKING:
     from gpu.ptx.emit import Code
@@ -42,13 +48,17 @@ class Options:
     ``schedule``: order of warps and copies (schedule.py).  ``numerics``: "exact" tensor cores bit
     for bit, "fast" plain float32 for looking around.  ``budget``: array instructions after which a
     kernel is taken for endless.  ``dram``: send every access through a model of the L2 to count
-    what reaches memory (slower).
+    what reaches memory (slower).  ``approx``: approximate instructions (ex2, rcp, ...) give the
+    "rounded" result, or an "adversarial" one, any that the ISA's bound allows, chosen by
+    ``approx_seed`` (simkit.numerics.approximate).
     """
 
     schedule: Schedule = field(default_factory=Schedule)
     numerics: str = "exact"
-    budget: int = 20_000_000
+    budget: int = 5_000_000
     dram: bool = False
+    approx: str = "rounded"
+    approx_seed: int = 0
 
 
 @dataclass
@@ -76,6 +86,7 @@ class Launch:
             L2Cache.of(self.gpu) if self.options.dram else None
         )
         self._cores: dict[str, TensorCore] = {}
+        self._approximations: dict[str, Callable[..., np.ndarray]] = {}
         self.cluster_size: int = math.prod(self.cluster)
         self.clusters = tuple(g // c for g, c in zip(self.grid, self.cluster, strict=True))
 
@@ -94,6 +105,7 @@ class Launch:
     def run(self) -> Report:
         for wave in self.waves():
             self.advance(wave)
+            wave.release()
         return self.report()
 
     def advance(self, wave: Grid, until_triggered: bool = False) -> None:
@@ -123,22 +135,31 @@ class Launch:
         return self.kernel.code(block, is_masked, self.cluster_size > 1)
 
     def tensor_core(self, kind: str) -> TensorCore | None:
-        """The tensor core of mma.sync for an input type; None for plain float32."""
+        """The tensor core of mma.sync; None for plain float32.
+
+        ``kind`` is the input type and, for 8-bit types, the products of one instruction, which the
+        sums of those depend on: "bf16", "e4m3 32".
+        """
         if self.options.numerics == "fast":
             return None
         if kind not in self._cores:
-            # From sm_90 on, mma.sync with fp8 inputs runs on the f16 tensor core.
-            is_fp8 = kind in ("e4m3", "e5m2")
-            arch = self.gpu.arch
-            via_f16 = is_fp8 and int("".join(c for c in arch.split("_")[1] if c.isdigit())) >= 90
-            self._cores[kind] = tensor_core(arch, "f16" if via_f16 else kind)
+            inputs, _, k = kind.partition(" ")
+            self._cores[kind] = warp_tensor_core(self.gpu.arch, inputs, int(k or 16))
         return self._cores[kind]
+
+    def approximation(self, name: str) -> Callable[..., np.ndarray]:
+        """What an approximate instruction computes."""
+        if name not in self._approximations:
+            self._approximations[name] = approximation(
+                name, self.options.approx, self.options.approx_seed
+            )
+        return self._approximations[name]
 
     def warpgroup_core(self, kind: str, is_half: bool) -> TensorCore | None:
         """The tensor core of wgmma for an input type; None for plain float32."""
         if self.options.numerics == "fast":
             return None
-        core = tensor_core(self.gpu.arch, "e4m3" if kind == "e5m2" else kind)
+        core = tensor_core(self.gpu.arch, kind)
         return half_precision(core) if is_half else core
 
     def place(self, site: int) -> str:

@@ -28,12 +28,23 @@ class MatrixAccess(ClusterAccess):
     """What matrix instructions call."""
 
     def load_matrix(
-        self, space: str, base: Array, offset: int, count: int, is_transposed: bool, site: int
+        self,
+        space: str,
+        base: Array,
+        offset: int,
+        count: int,
+        is_transposed: bool,
+        mask: Mask,
+        site: int,
     ) -> list[Array]:
         """ldmatrix: ``count`` 8 x 8 matrices of 16-bit elements whose row addresses come from 8
         lanes each.
         """
-        memory, places = self._matrix_rows(space, base, offset, count, site, "read")
+        taking_part, memory, places = self._matrix_rows(
+            space, base, offset, count, mask, site, "read"
+        )
+        if taking_part is not None and not taking_part.any():
+            return [np.zeros(self.shape, np.uint32)] * count
         rows = memory.gather(places, 16, 1)[0]
         if is_transposed:
             # Lane 4 c + t gets column c of rows 2 t and 2 t + 1.
@@ -55,12 +66,18 @@ class MatrixAccess(ClusterAccess):
         offset: int,
         values: Sequence[Array],
         is_transposed: bool,
+        mask: Mask,
         site: int,
     ) -> None:
         """stmatrix: the inverse of ldmatrix."""
-        memory, rows = self._matrix_rows(space, base, offset, len(values), site, "write")
+        taking_part, memory, rows = self._matrix_rows(
+            space, base, offset, len(values), mask, site, "write"
+        )
+        self.grid.effects += 1
         for k, value in enumerate(values):
             addresses = rows[8 * k : 8 * k + 8]
+            if taking_part is not None:
+                addresses, value = addresses[:, taking_part], value[:, taking_part]
             if is_transposed:
                 memory.views[2][(addresses[_PAIR_ROWS] + _COLUMN_BYTES) >> 1] = value.astype(
                     np.uint16
@@ -69,21 +86,30 @@ class MatrixAccess(ClusterAccess):
                 memory.views[2][(addresses[_PAIR_ROWS + 1] + _COLUMN_BYTES) >> 1] = high
             else:
                 words = (addresses[:, None, :] + _MATRIX_WORDS) >> 2
-                memory.views[4][words] = value.reshape(8, 4, self.n)
+                memory.views[4][words] = value.reshape(8, 4, -1)
 
     def _matrix_rows(
-        self, space: str, base: Array, offset: int, count: int, site: int, direction: str
-    ) -> tuple[Bytes, Array]:
+        self, space: str, base: Array, offset: int, count: int, mask: Mask, site: int,
+        direction: str,
+    ) -> tuple[Array | None, Bytes, Array]:  # fmt: skip
+        """Which warps take part (None: all), and the matrices' rows in memory."""
         used = 8 * count
         offsets = self.array(base)[:used].astype(np.int64) + offset
+        taking_part = None if mask is None else np.asarray(self.array(mask).any(axis=0))
+        if taking_part is not None and not taking_part.any():
+            return taking_part, self.grid.shared, offsets
+        if taking_part is not None:
+            # The others may hold any address: let them follow one that takes part.
+            offsets = np.where(taking_part, offsets, offsets[:, taking_part.argmax(), None])
         if space == "generic":
             offsets = offsets - spaces.SHARED_WINDOW
         base_of_cta = self.shared_base
         if self.grid.cluster_size > 1:
             offsets, base_of_cta = self._of_cluster(offsets, site)
         self._check(offsets, 16, self.grid.shared_bytes, None, site, "shared", direction)
-        self.grid.counters.shared(offsets, 16, None)
-        return self.grid.shared, offsets + base_of_cta
+        counted = offsets if taking_part is None else offsets[:, taking_part]
+        self.grid.counters.shared(counted, 16, None)
+        return taking_part, self.grid.shared, offsets + base_of_cta
 
     def operand(self, matrix: Array, kind: str) -> Operand | Array:
         """A decoded A or B with what the exact tensor core needs of it again and again."""
@@ -139,6 +165,7 @@ class MatrixAccess(ClusterAccess):
         accumulator: tuple[str, ...],
         mask: Mask,
         site: int,
+        is_saturated: bool = False,
     ) -> None:
         """wgmma.mma_async: issued here, done at the commit or later."""
         groups = self._warpgroups(mask, site)
@@ -157,11 +184,14 @@ class MatrixAccess(ClusterAccess):
             else self.array(accumulate)[0, leaders].astype(bool)
         )
         self.grid.warpgroups.issue(
-            wgmma.Operation(groups, n, left, right, added, accumulator, is_half, site)
+            wgmma.Operation(groups, n, left, right, added, accumulator, is_half, site, is_saturated)
         )
 
     def warpgroup_commit(self, mask: Mask, site: int) -> None:
         self.grid.warpgroups.commit(self._warpgroups(mask, site).reshape(-1))
 
     def warpgroup_wait(self, allowed: int, mask: Mask, site: int) -> QueueWait:
-        return QueueWait(self._warpgroups(mask, site).reshape(-1), allowed, site)
+        # Its warps may wait one by one: what is due is done for the whole warpgroup.
+        warps = self.warps if mask is None else self._whole_warps(mask, site)
+        first = warps - warps % self.grid.warps_per_cta % WARPS
+        return QueueWait(np.unique(first), allowed, site)

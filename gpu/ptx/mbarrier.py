@@ -2,7 +2,8 @@
 
 The hardware's layout is opaque; this one keeps everything in the word, so that an object can be
 copied, watched and overwritten like any other data: pending arrivals, expected arrivals, pending
-transaction bytes, phase parity, and a mark that other data is unlikely to carry. Source: PTX ISA 8.8, 9.7.13.15 (mbarrier).
+transaction bytes, phase parity, and a mark that other data is unlikely to carry.  Source: PTX ISA
+8.8, 9.7.13.15 (mbarrier).
 """
 
 from __future__ import annotations
@@ -89,25 +90,15 @@ def update(
     expected = expected - drops
     check(expected < 0, "is told to drop more arrivals than it expects")
     check(np.abs(bytes_left) >= _TX_BIAS, f"has to count {bytes_left.max()} bytes, too many")
-    flipped = np.zeros(len(words), bool)
-    left = arrivals.copy()
-    touched = tx != 0
-    while True:
-        taken = np.minimum(left, pending)
-        pending = pending - taken
-        left = left - taken
-        # An object nobody touched in this call cannot be at zero: its phase would have completed
-        # before, unless all arrivals have been dropped.
-        complete = (pending == 0) & (bytes_left == 0) & (touched | (taken != 0))
-        touched[:] = False
-        flipped |= complete
-        phase = np.where(complete, phase ^ 1, phase)
-        pending = np.where(complete, expected, pending)
-        if not (complete & (left > 0) & (pending > 0)).any():
-            break
-    check(left > 0, "gets more arrivals than the phase expects")
+    # Arrivals of the next phase cannot be among these: somebody has to see this one complete first.
+    pending = pending - arrivals
+    check(pending < 0, "gets more arrivals than the phase expects")
     check(pending > COUNT_LIMIT, f"waits for more than {COUNT_LIMIT} arrivals")
-    return pack(pending, expected, bytes_left, phase), flipped
+    # Once all arrivals have been dropped, an object that nobody touches is at zero too.
+    complete = (pending == 0) & (bytes_left == 0) & ((arrivals != 0) | (tx != 0))
+    phase = np.where(complete, phase ^ 1, phase)
+    pending = np.where(complete, expected, pending)
+    return pack(pending, expected, bytes_left, phase), complete
 
 
 def sequential(before: Array, objects: Array, arrivals: Array) -> Array:

@@ -8,6 +8,8 @@ sections. Source: PTX ISA 8.8, chapters 4, 5, 6, 10 (special registers) and 11 (
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
@@ -32,7 +34,7 @@ from gpu.ptx.syntax import (
     Variable,
     Vector,
 )
-from gpu.ptx.types import SIZES, TYPE_NAMES
+from gpu.ptx.types import DECLARABLE, SIZES
 from simkit.errors import PtxError
 
 _STATE_SPACES = {".global", ".const", ".shared", ".local", ".param"}
@@ -43,6 +45,13 @@ _PERFORMANCE = {
     ".reqnctapercluster", ".maxclusterrank", ".explicitcluster", ".blocksareclusters", ".noreturn",
 }  # fmt: skip
 _IGNORED_LINES = {".pragma", ".file"}
+# How deep braces may stand in each other: far beyond what anybody writes.
+_DEEPEST = 100
+# Bytes that a variable may have: PTX ISA 5.1 and CUDA C++ guide, technical specifications; global
+# memory is the device's own affair.
+_LARGEST = {
+    "const": 64 << 10, "local": 512 << 10, "param": 32_764, "shared": 256 << 10, "global": 1 << 40,
+}  # fmt: skip
 
 
 def parse(text: str) -> Module:
@@ -64,6 +73,7 @@ class _Parser:
         self.result = Module((0, 0), "", 64, lines=self.lines)
         self.location = (0, 0)
         self.unique = count(1)
+        self.depth = 0
 
     # Token access
 
@@ -94,6 +104,15 @@ class _Parser:
             found = self.token.text if self.token.kind != "end" else "the end of the text"
             raise self.error(f"expected {text!r}, found {found!r}")
         return self.take()
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Inside of braces, which cannot stand in each other without end."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self.error(f"more than {_DEEPEST} braces in each other")
+        yield
+        self.depth -= 1
 
     def word(self, what: str) -> str:
         token = self.take()
@@ -192,13 +211,15 @@ class _Parser:
                 align = self.integer("an alignment")
                 if align <= 0 or align & (align - 1):
                     raise self.error(f"alignment {align} is not a power of two")
-            elif text in (".v2", ".v4", ".v8"):
+            elif text in (".v2", ".v4", ".v8") and not element:
                 vector = int(text[2:])
             elif text in (".ptr", ".global", ".shared", ".const", ".local"):
                 continue  # what a pointer parameter points to: a hint only
             elif text == ".attribute":
                 self.skip_parentheses()
-            elif name in SIZES:
+            elif element:
+                raise self.error(f"{text} behind the type .{element}")
+            elif name in DECLARABLE and name != "pred":
                 element = name
             elif name in ("texref", "samplerref", "surfref"):
                 raise self.error(f"{text} variables are not supported")
@@ -243,7 +264,13 @@ class _Parser:
             if is_open:
                 number = len(initial) // width
                 is_open = False
+        if is_open and not (is_extern and space in ("shared", "global", "const")):
+            raise self.error(f"{name!r} has no size", at)
         size = 0 if is_open else number * width
+        if size > _LARGEST[space]:
+            raise self.error(
+                f"{size} bytes of {space} memory, at most {_LARGEST[space]} are possible", at
+            )
         if len(initial) > size:
             raise self.error(f"{len(initial)} bytes of initial values for {size} bytes", at)
         return Variable(
@@ -254,7 +281,7 @@ class _Parser:
             size=size,
             align=max(align, width * vector),
             position=Position(at.line),
-            is_extern=is_extern or is_open,
+            is_extern=is_extern,
             initial=initial,
             addresses=tuple(addresses),
         )
@@ -262,11 +289,12 @@ class _Parser:
     def initializer(self, values: list[tuple[object, int]]) -> None:
         """Flattens ``{a, {b, c}}`` into (value, selected byte or -1) pairs."""
         if self.accept("{"):
-            while not self.accept("}"):
-                self.initializer(values)
-                if not self.accept(","):
-                    self.expect("}")
-                    break
+            with self.nested():
+                while not self.accept("}"):
+                    self.initializer(values)
+                    if not self.accept(","):
+                        self.expect("}")
+                        break
             return
         token = self.token
         if token.kind == "number" or token.text == "-":
@@ -276,8 +304,9 @@ class _Parser:
         elif token.kind == "word" and token.text == "generic":
             self.take()
             self.expect("(")
-            values.append((self.symbol_with_offset(), -1))
+            name = self.word("a variable's name")
             self.expect(")")
+            values.append((Symbol(name, self.signed_offset()), -1))
         elif token.kind == "word":
             values.append((self.symbol_with_offset(), -1))
         else:
@@ -390,7 +419,8 @@ class _Parser:
                 )
             if token.text == "{":
                 self.take()
-                self.block(_Scope(self, scope.function, scope))
+                with self.nested():
+                    self.block(_Scope(self, scope.function, scope))
             elif token.kind == "directive":
                 self.directive(scope)
             elif token.kind == "word" and self.tokens[self.index + 1].text == ":":
@@ -451,14 +481,24 @@ class _Parser:
             raise self.error(f"unknown directive {text!r}")
 
     def location_directive(self) -> None:
-        here = self.take().line
+        """``.loc file line column [, function_name label [+ n]] [, inlined_at file line column]``:
+        the attributes say where an inlined function stands, which messages do without.
+        """
+        self.take()
         number = self.integer("a file number")
         line = self.integer("a line")
         self.integer("a column")
         self.location = (number, line)
-        # function_name and inlined_at attributes; nothing else ends the directive than its line.
-        while self.token.line == here and self.token.kind != "end":
-            self.take()
+        while self.accept(","):
+            attribute = self.word("function_name or inlined_at")
+            if attribute == "function_name":
+                self.word("a label")
+                self.signed_offset()
+            elif attribute == "inlined_at":
+                for what in ("a file number", "a line", "a column"):
+                    self.integer(what)
+            else:
+                raise self.error(f"unknown attribute {attribute!r} of .loc")
 
     def register_declaration(self, scope: _Scope) -> None:
         vector = 1
@@ -466,14 +506,14 @@ class _Parser:
             vector = int(self.take().text[2:])
         type_token = self.take()
         name = type_token.text[1:]
-        if type_token.kind != "directive" or name not in TYPE_NAMES:
+        if type_token.kind != "directive" or name not in DECLARABLE:
             raise self.error(f"unknown register type {type_token.text!r}", type_token)
         while True:
             base = self.word("a register's name")
             names = [base]
             if self.accept("<"):
                 number = self.integer("a register count")
-                if not 0 <= number <= 1 << 20:
+                if not 0 <= number <= 1 << 17:
                     raise self.error(f"register count {number} is out of range")
                 self.expect(">")
                 names = [f"{base}{i}" for i in range(number)]
@@ -562,10 +602,11 @@ class _Parser:
         found: list[Operand] = []
         if self.accept(closing):
             return ()
-        while True:
-            found.append(self.operand(scope))
-            if not self.accept(","):
-                break
+        with self.nested():
+            while True:
+                found.append(self.operand(scope))
+                if not self.accept(","):
+                    break
         self.expect(closing)
         return tuple(found)
 
@@ -610,8 +651,11 @@ class _Scope:
         self.function.registers[unique] = register_type
 
     def declare_variable(self, variable: Variable) -> None:
+        if variable.name in self.names:
+            raise self.parser.error(f"variable {variable.name!r} is declared twice")
         unique = variable.name
-        if any(v.name == unique for v in self.function.variables):
+        if self.outer is not None or any(v.name == unique for v in self.function.variables):
+            # A name of inner braces means nothing outside of them.
             unique = f"{unique}#{next(self.parser.unique)}"
         self.names[variable.name] = Symbol(unique)
         self.function.variables.append(
@@ -639,48 +683,21 @@ class _Scope:
         if name == "WARP_SZ":
             return Immediate(32)
         if name.startswith("%"):
-            if name.split(".")[0] in SPECIAL_REGISTERS:
+            if name in SPECIAL_REGISTERS:
                 return Special(name)
             raise self.parser.error(f"register {name!r} is not declared", token)
         return Symbol(name)
 
 
-SPECIAL_REGISTERS = frozenset(
-    [
-        "%tid",
-        "%ntid",
-        "%ctaid",
-        "%nctaid",
-        "%laneid",
-        "%warpid",
-        "%nwarpid",
-        "%smid",
-        "%nsmid",
-        "%gridid",
-        "%clusterid",
-        "%nclusterid",
-        "%cluster_ctaid",
-        "%cluster_nctaid",
-        "%cluster_ctarank",
-        "%cluster_nctarank",
-        "%is_explicit_cluster",
-        "%lanemask_eq",
-        "%lanemask_le",
-        "%lanemask_lt",
-        "%lanemask_ge",
-        "%lanemask_gt",
-        "%clock",
-        "%clock_hi",
-        "%clock64",
-        "%globaltimer",
-        "%globaltimer_lo",
-        "%globaltimer_hi",
-        "%dynamic_smem_size",
-        "%total_smem_size",
-        "%aggr_smem_size",
-        "%reserved_smem_offset_begin",
-        "%reserved_smem_offset_end",
-        "%reserved_smem_offset_cap",
-        "%current_graph_exec",
-    ]
+_COORDINATES = (
+    "%tid %ntid %ctaid %nctaid %clusterid %nclusterid %cluster_ctaid %cluster_nctaid"
+).split()
+SPECIAL_REGISTERS = frozenset(f"{name}.{axis}" for name in _COORDINATES for axis in "xyz") | (
+    frozenset(
+        "%laneid %warpid %nwarpid %smid %nsmid %gridid %cluster_ctarank %cluster_nctarank"
+        " %is_explicit_cluster %lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt"
+        " %clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi"
+        " %dynamic_smem_size %total_smem_size %aggr_smem_size %reserved_smem_offset_begin"
+        " %reserved_smem_offset_end %reserved_smem_offset_cap %current_graph_exec".split()
+    )
 )

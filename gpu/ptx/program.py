@@ -28,8 +28,8 @@ from gpu.ptx.syntax import (
     Variable,
     Vector,
 )
+from gpu.ptx.types import SIZES
 from simkit.errors import PtxError
-
 
 # The carry of add.cc and the like: a register that the text does not write out.
 CONDITION_CODE = "%cc#"
@@ -66,6 +66,7 @@ def lower(module: Module, name: str) -> Program:
     flat = Inliner(module).run(function)
     items = _decode(flat.body, flat.registers, _target(module))
     blocks = _split(items, flat.tables)
+    _fold_exits(blocks)
     blocks = _order(blocks)
     simplify(blocks, flat.registers)
     offsets, size = _layout(flat.parameters)
@@ -121,9 +122,15 @@ def _layout(variables: Iterable[Variable]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-_BRANCHES = {"bra", "brx", "ret", "exit"}
+# Control flow by opcode: its modifiers, and how many operands it has.
+_BRANCHES: dict[str, tuple[tuple[tuple[str, ...], ...], int]] = {
+    "bra": (((), ("uni",)), 1),
+    "brx": ((("idx",), ("idx", "uni")), 2),
+    "ret": (((), ("uni",)), 0),
+    "exit": (((),), 0),
+}
 # What is left out on purpose, and why.
-_REFUSED = {
+REFUSED = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep"), "textures are not supported"),
     **dict.fromkeys(("suld", "sust", "sured", "suq"), "surfaces are not supported"),
     **dict.fromkeys(("alloca", "stacksave", "stackrestore"), "there is no stack to allocate from"),
@@ -147,17 +154,18 @@ def _decode(
         if statement.guard is not None and registers.get(statement.guard.name) != "pred":
             raise located(statement, f"guard {statement.guard.name!r} is not a predicate register")
         if statement.opcode in _BRANCHES:
+            _check_branch_index(statement, registers)
             decoded.append(statement)
             continue
         found = TABLE.find(statement)
         if found is None:
-            why = _REFUSED.get(statement.opcode)
+            why = REFUSED.get(statement.opcode)
             unknown[statement.position.line] = statement.text + (f"  ({why})" if why else "")
             continue
         needed = lacking(statement, target)
         if needed is not None:
             newer[statement.position.line] = f"{statement.text}  (needs {needed})"
-        form, modifiers = found
+        form, slots = found
         if form.carries:
             statement = _with_carry(statement, form, registers)
         results = statement.operands[: form.results]
@@ -168,7 +176,7 @@ def _decode(
             reads.append(statement.guard.name)
         if statement.guard is not None or form.reads_results:
             reads += writes
-        item = Item(statement, form, modifiers, writes, tuple(dict.fromkeys(reads)))
+        item = Item(statement, form, slots, writes, tuple(dict.fromkeys(reads)))
         if form.ends_block and statement.guard is not None:
             # A guarded wait is a branch around an unguarded one.
             skip = f"#skip{len(decoded)}"
@@ -207,6 +215,13 @@ def _with_carry(instruction: Instruction, form: Form, registers: dict[str, str])
     results = (target, code) if "out" in form.carries else (target,)
     carried = (code,) if "in" in form.carries else ()
     return replace(instruction, operands=(*results, *sources, *carried))
+
+
+def _check_branch_index(branch: Instruction, registers: dict[str, str]) -> None:
+    """brx.idx takes a 32-bit register; other branches have none."""
+    for operand in branch.operands:
+        if isinstance(operand, Register) and SIZES.get(registers.get(operand.name, "")) != 4:
+            raise located(branch, f"branch index {operand.name!r} is not a 32-bit register")
 
 
 def _split(
@@ -284,6 +299,24 @@ def _terminate(block: Block, end: Instruction, following: int, target, tables) -
         block.condition = end.guard
         block.negated = end.guard_negated
         block.targets = [destination, following]
+
+
+def _fold_exits(blocks: list[Block]) -> None:
+    """Branches to where nothing but the end is left end the thread themselves.
+
+    Lanes that return early are gone then before the others of their warp come to a barrier.  Warps
+    that wait need a block to go on at, even if nothing is left there.
+    """
+    while True:
+        exits = {b.index for b in blocks if not b.items and b.targets == [EXIT]}
+        folded = [
+            b.targets if b.kind == "sync" else [EXIT if t in exits else t for t in b.targets]
+            for b in blocks
+        ]
+        if folded == [b.targets for b in blocks]:
+            return
+        for block, targets in zip(blocks, folded, strict=True):
+            block.targets = targets
 
 
 def _order(blocks: list[Block]) -> list[Block]:

@@ -40,7 +40,7 @@ class Form:
     ``pure`` that the instruction does nothing but write its results, so that it may be dropped when
     nobody reads them; ``ends_block`` that the warp may have to wait there; ``carries`` ("in",
     "out", "in out") that it reads or writes the condition code, an operand that the text leaves
-    out.
+    out; ``is_chained`` that its accumulator may stay in the tensor core for the next instruction.
     """
 
     opcode: str
@@ -53,6 +53,7 @@ class Form:
     pure: bool = True
     ends_block: bool = False
     carries: str = ""
+    is_chained: bool = False
 
     def match(self, modifiers: tuple[str, ...]) -> dict[str, str] | None:
         """The modifiers by slot name (absent optional ones left out), or None if they do not
@@ -116,6 +117,7 @@ def ptx(
     pure: bool = True,
     ends_block: bool = False,
     carries: str = "",
+    is_chained: bool = False,
     **choices: str,
 ) -> Callable[[Translator], Translator]:
     """Registers a translator for instruction patterns; ``choices`` gives each ``<name>`` its
@@ -138,6 +140,7 @@ def ptx(
                     pure,
                     ends_block,
                     carries,
+                    is_chained,
                 )
             )
         return translator

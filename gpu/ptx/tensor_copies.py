@@ -14,9 +14,14 @@ from gpu.ptx.bulk import BulkAccess, Combination
 from gpu.ptx.lanes import Array, Mask
 from gpu.tensor_map import DESCRIPTOR_BYTES, TensorMapFields, usable
 from simkit.errors import LaunchError, MemoryAccessError, SimkitError
+from simkit.machine.memory import SECTOR_BYTES
 
 # Where a tile may begin in shared memory.
 _TILE_ALIGNMENT = 128
+# Every swizzle mode repeats itself after so many bytes.
+_SWIZZLE_PERIOD = 1024
+# Tiles that are moved together: what is on its way stays in the cache.
+_TILES_AT_ONCE = 16
 
 
 class TensorCopyAccess(BulkAccess):
@@ -49,13 +54,18 @@ class TensorCopyAccess(BulkAccess):
 
         def work() -> None:
             for fields, tile, rows in tiles:
-                data = self._tile_data(fields, tile, site)
+                read = self._reader(fields, tile, site)
                 for place, object_, chosen in self._destinations(
                     target[rows], objects[rows], cta[rows],
                     None if masks is None else masks[rows], tile.shared_bytes, site,
                 ):  # fmt: skip
                     spots = self._tile_places(place, fields, tile, site)
-                    self.grid.shared.scatter(spots, tile.unit, [data[chosen]], None)
+                    numbers = np.arange(len(rows))[chosen]
+                    for start in range(0, len(numbers), _TILES_AT_ONCE):
+                        part = slice(start, start + _TILES_AT_ONCE)
+                        self.grid.shared.scatter(
+                            spots[part], tile.unit, [read(numbers[part])], None
+                        )
                     self._change(object_, 0, -tile.bytes, 0, site)
 
         self.grid.agents.start(work)
@@ -153,14 +163,34 @@ class TensorCopyAccess(BulkAccess):
             )
         # A CTA's memory starts at a multiple of the pattern, so flat offsets swizzle like
         # addresses.
+        if not (starts % _SWIZZLE_PERIOD).any():
+            return starts[:, None] + tma.swizzle(tile.shared_offsets, fields.swizzle)
         return tma.swizzle(starts[:, None] + tile.shared_offsets, fields.swizzle)
 
-    def _tile_data(self, fields: TensorMapFields, tile: tma.TileCopy, site: int) -> Array:
-        spots = tile.global_offsets - spaces.GLOBAL_BASE
-        memory = self.grid.memory.bytes
-        if tile.is_whole:
-            self._check_bulk(spots, tile.unit, "read", site, None)
-            return memory.gather(spots, tile.unit, 1)[0]
-        self._check_bulk(spots, tile.unit, "read", site, tile.valid)
-        data = memory.gather(np.where(tile.valid, spots, 0), tile.unit, 1)[0]
-        return tma.filled(data, tile.valid, fields)
+    def _reader(
+        self, fields: TensorMapFields, tile: tma.TileCopy, site: int
+    ) -> Callable[[Array], Array]:
+        """The pieces of a choice of the tiles, all of which are checked and counted here."""
+        memory, unit = self.grid.memory.bytes, tile.unit
+        starts = tile.starts - spaces.GLOBAL_BASE
+        if not tile.is_whole:
+            spots = starts[:, None] + tile.steps
+            self._check_bulk(spots, unit, "read", site, tile.valid)
+            data = memory.gather(np.where(tile.valid, spots, 0), unit, 1)[0]
+            return tma.filled(data, tile.valid, fields).__getitem__
+        if not self._count_whole(starts, tile):
+            self._check_bulk(starts[:, None] + tile.steps, unit, "read", site, None)
+        first, steps = starts // unit, tile.steps // unit
+        return lambda chosen: memory.views[unit].take(first[chosen, None] + steps)
+
+    def _count_whole(self, starts: Array, tile: tma.TileCopy) -> bool:
+        """Counts the usual read: tiles in one allocation, all alike within their sectors."""
+        first, away = tile.steps + int(starts[0]), starts - starts[0]
+        if ((first % tile.unit) != 0).any() or ((away % SECTOR_BYTES) != 0).any():
+            return False
+        low = int(first.min()) + int(away.min())
+        high = int(first.max()) + int(away.max()) + tile.unit
+        allocation = self.grid.memory.find(low, high)
+        return allocation is not None and self.grid.counters.repeated_access(
+            allocation, first[:, None], tile.unit, len(starts), "read"
+        )

@@ -20,7 +20,8 @@ Array = np.ndarray
 _LARGEST_TILE = 256 * 1024
 # What the TMA writes for elements outside the tensor, 16 bits at a time.  PTX only says that the
 # NaN is "special"; these are the bits that GPUs of sm_100 and sm_121 have been seen to write.
-_FILLS = {"zeros": 0, "nan": 0x7FF7}
+OOB_NAN = 0x7FF7
+_FILLS = {"zeros": 0, "nan": OOB_NAN}
 
 
 def swizzle(addresses: Array, mode: str) -> Array:
@@ -40,20 +41,27 @@ def swizzle(addresses: Array, mode: str) -> Array:
 class TileCopy:
     """The pieces of a tile for each lane that copies one.
 
-    unit: bytes of a piece, a power of two, at most 16.  global_offsets (lanes, pieces) int64:
-    absolute addresses, meaningless where not valid.  valid (lanes, pieces) bool: which pieces lie
-    inside the tensor; the others are filled on a load and skipped on a store.  is_whole: all are
-    valid.  shared_offsets (pieces,) int64: bytes from the tile's shared address, before swizzling.
-    shared_bytes: where the tile ends, likewise.  bytes: of all pieces, what complete_tx counts.
+    unit: bytes of a piece, a power of two, at most 16.  starts (lanes,) int64: absolute addresses
+    of the tiles; steps (pieces,) int64: from there to each piece; both are multiples of the unit.
+    valid (lanes, pieces) bool: which pieces lie inside the tensor; the others are filled on a load
+    and skipped on a store.  is_whole: all are valid.  shared_offsets (pieces,) int64: bytes from
+    the tile's shared address, before swizzling.  shared_bytes: where the tile ends, likewise.
+    bytes: of all pieces, what complete_tx counts.
     """
 
     unit: int
-    global_offsets: Array
+    starts: Array
+    steps: Array
     valid: Array
     is_whole: bool
     shared_offsets: Array
     shared_bytes: int
     bytes: int
+
+    @property
+    def global_offsets(self) -> Array:
+        """Absolute addresses (lanes, pieces) int64, meaningless where not valid."""
+        return self.starts[:, None] + self.steps
 
 
 def tile_copy(fields: TensorMapFields, coordinates: Array) -> TileCopy:
@@ -88,7 +96,8 @@ def tile_copy(fields: TensorMapFields, coordinates: Array) -> TileCopy:
     valid = np.broadcast_to(np.True_, shape) if is_whole else _valid(fields, table, coordinates)
     return TileCopy(
         unit,
-        base[:, None] + table.global_offsets,
+        base,
+        table.global_offsets,
         valid,
         is_whole,
         table.shared_offsets,

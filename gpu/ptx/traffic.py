@@ -46,6 +46,20 @@ class TrafficCounter:
         if self.cache is not None:
             self.cache.access(sector_addresses(offsets, size, mask), direction == "write")
 
+    def repeated_access(
+        self, allocation: Allocation, offsets: Array, size: int, count: int, direction: str
+    ) -> bool:
+        """``count`` accesses that are alike but for whole sectors between them.
+
+        False, and nothing is counted, where a model of the L2 needs each address.
+        """
+        if self.cache is not None:
+            return False
+        entry = self.tensors.setdefault((allocation.name, direction), [0, 0])
+        entry[0] += count * offsets.size * size
+        entry[1] += count * distinct_sectors(offsets, size) * SECTOR_BYTES
+        return True
+
     def shared(self, offsets: Array, size: int, mask: Array | None) -> None:
         """One shared-memory access of some warps: offsets within their CTAs."""
         if mask is None:

@@ -140,14 +140,17 @@ class WarpgroupWait:
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """wgmma.wait_group: what is due is done here, once the block's registers are back in place."""
+    """wgmma.wait_group: what is due is done here, once the block's registers are back in place.
 
-    warps: Array
+    ``leaders``: the first warps of the warpgroups.
+    """
+
+    leaders: Array
     allowed: int
     site: int
 
     def ready(self, grid: Grid, warps: Array) -> Array:
-        grid.warpgroups.wait(self.warps, self.allowed)
+        grid.warpgroups.wait(self.leaders, self.allowed)
         return np.ones(len(warps), bool)
 
     def of(self, chosen: Array) -> QueueWait:

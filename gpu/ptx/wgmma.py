@@ -1,12 +1,9 @@
-"""Warpgroup tensor-core operations: matrix descriptors, operands in shared memory, and what is in
-flight.
+"""Warpgroup tensor-core operations: matrix descriptors, operands in shared memory and registers,
+products.
 
-An operation is issued, joined to others in a group by commit, and done some time before the wait.
-The executor does it at the commit (eager) or at the wait (lazy, random); until then its
-accumulators hold NaN under the latter.  Operations that feed one accumulator are done as one long
-product.  Source: PTX ISA 8.8, 9.7.15 (asynchronous warpgroup level matrix instructions): 9.7.15.5.1
-(operands), 9.7.15.5.1.2.2 (descriptor); canonical layouts as CUTLASS documents them
-(include/cute/arch/mma_sm90_desc.hpp).
+Operations that feed one accumulator are done as one long product.  Source: PTX ISA 8.8, 9.7.15.5.1
+(fragments, canonical layouts, descriptor); CUTLASS writes the same layouts down in
+include/cute/atom/mma_traits_sm90_gmma.hpp.
 """
 
 from __future__ import annotations
@@ -21,8 +18,8 @@ import numpy as np
 from gpu.ptx import tma
 from gpu.ptx.fragments import DECODERS
 from simkit.errors import LaunchError
-from simkit.numerics.formats import encode_f16
-from simkit.numerics.tensor_core import dot_accumulate
+from simkit.numerics.formats import decode_f16, encode_f16
+from simkit.numerics.tensor_core import dot_accumulate, prepare
 
 if TYPE_CHECKING:
     from gpu.ptx.grid import Grid
@@ -31,11 +28,15 @@ Array = np.ndarray
 
 WARPS = 4
 ROWS = 64
+_BASE_OFFSET_SHIFT = 49
 _CHUNK = 16  # bytes that every layout keeps together
+# Elements of A and B that are multiplied together in plain float32: they stay in the cache.
+_PIECE = 1 << 19
+_PADDING = 16
 # Descriptor bits 62-63; rows of the swizzle atom are as wide as the swizzle.
 _SWIZZLES = {0: "none", 1: "128B", 2: "64B", 3: "32B"}
 _ATOM_BYTES = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
-ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,17 @@ class Operand:
     descriptors: Array | None = None
     registers: tuple[str, ...] = ()
 
+    def part(self, chosen: Array) -> Operand:
+        """The operand of a choice of the warpgroups."""
+        if self.descriptors is None:
+            return self
+        return replace(self, descriptors=self.descriptors[chosen])
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What two operands must share to be parts of a longer one."""
+        return self.kind, self.negated, self.transposed, self.descriptors is None
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -77,30 +89,28 @@ class Operation:
     accumulator: tuple[str, ...]
     is_half: bool
     site: int
+    is_saturated: bool = False
     start: Array | None = None
 
     def of(self, chosen: Array) -> Operation:
         """The operation of a choice of its warpgroups."""
-        a, b = (
-            replace(o, descriptors=None if o.descriptors is None else o.descriptors[chosen])
-            for o in (self.a, self.b)
-        )
         start = None if self.start is None else self.start[chosen]
         return replace(
             self,
             warps=self.warps[chosen],
-            a=a,
-            b=b,
+            a=self.a.part(chosen),
+            b=self.b.part(chosen),
             accumulate=self.accumulate[chosen],
             start=start,
         )
 
     def continues(self, before: Operation) -> bool:
         """Whether this only adds more products to the sum of the operation before."""
-        same = (self.accumulator, self.n, self.is_half, self.a.kind, self.b.kind)
-        others = (before.accumulator, before.n, before.is_half, before.a.kind, before.b.kind)
+        same = (self.accumulator, self.n, self.is_half, self.a.form, self.b.form)
+        others = (before.accumulator, before.n, before.is_half, before.a.form, before.b.form)
         return (
             same == others
+            and not self.is_saturated
             and self.start is None
             and bool(self.accumulate.all())
             and np.array_equal(self.warps, before.warps)
@@ -146,37 +156,79 @@ def chunk_offsets(layout: Layout, rows: int, k: int, element: int) -> Array:
     )
 
 
-def load_operand(grid: Grid, operand: Operand, ctas: Array, rows: int, k: int, site: int) -> Array:
-    """A (as (warpgroups, rows, k)) or B transposed (the same with rows = n) from shared memory,
-    float32.
+@lru_cache(maxsize=256)
+def chain_pattern(
+    descriptors: tuple[int, ...], is_k_major: bool, rows: int, k: int, element: int
+) -> Array:
+    """Where in shared memory the chunks of operands that follow each other along K lie, in units of
+    chunks.
     """
-    assert operand.descriptors is not None
+    parts = []
+    for descriptor in descriptors:
+        layout = layout_of(descriptor, is_k_major)
+        linear = ((descriptor & 0x3FFF) << 4) + chunk_offsets(layout, rows, k, element)
+        parts.append(tma.swizzle(linear, layout.swizzle))
+    return np.concatenate(parts, axis=1 if is_k_major else 0) // _CHUNK
+
+
+def chain_descriptors(grid: Grid, operands: Sequence[Operand], site: int) -> Array:
+    """Descriptors (warpgroups, steps) of a chain's operands."""
+    descriptors = np.stack([o.descriptors for o in operands if o.descriptors is not None], axis=1)
+    if (descriptors >> _BASE_OFFSET_SHIFT & 7).any():
+        raise LaunchError(
+            f"{grid.place(site)}: a wgmma descriptor with a base offset; swizzle patterns have to"
+            " begin at a multiple of their size"
+        )
+    return descriptors
+
+
+def load_operands(
+    grid: Grid, operand: Operand, descriptors: Array, ctas: Array, rows: int, site: int
+) -> Array:
+    """A chain's operands, all like ``operand``, from shared memory as one: A (warpgroups, rows, all
+    K) or B transposed (the same with rows = n), float32.
+    """
     element = ELEMENT_BYTES[operand.kind]
-    result = np.empty((len(ctas), rows, k), np.float32)
-    forms = operand.descriptors >> 16
-    for form in np.unique(forms):
-        chosen = np.flatnonzero(forms == form)
-        layout = layout_of(int(form) << 16, not operand.transposed)
-        offsets = chunk_offsets(layout, rows, k, element)
-        start = (operand.descriptors[chosen] & 0x3FFF) << 4
-        local = tma.swizzle(start[:, None, None] + offsets, layout.swizzle)
-        if local.size and int(local.max()) + _CHUNK > grid.shared_bytes:
+    k = 2 * _CHUNK // element
+    starts = (ctas * grid.shared_stride // _CHUNK)[:, None, None]
+    chunks: Array | None = None
+    for row, chosen in _alike(descriptors):
+        pattern = chain_pattern(row, not operand.transposed, rows, k, element)
+        end = (int(pattern.max()) + 1) * _CHUNK
+        if end > grid.shared_bytes:
             raise LaunchError(
-                f"{grid.place(site)}: a wgmma descriptor reaches shared offset"
-                f" {int(local.max()) + _CHUNK}, the CTA has {grid.shared_bytes} bytes"
+                f"{grid.place(site)}: a wgmma descriptor reaches shared offset {end}, the CTA has"
+                f" {grid.shared_bytes} bytes"
             )
-        grid.counters.shared_bulk(local.size)
-        flat = local + (ctas[chosen] * grid.shared_stride)[:, None, None]
-        chunks = grid.shared.gather(flat, 16, 1)[0]
-        values = decode(chunks, operand.kind)
-        result[chosen] = values.swapaxes(1, 2) if operand.transposed else values
+        grid.counters.shared_bulk(pattern.size * len(chosen))
+        found = grid.shared.views[_CHUNK].take(starts[chosen] + pattern)
+        if len(chosen) == len(ctas):
+            chunks = found
+        else:
+            if chunks is None:
+                chunks = np.empty((len(ctas), *pattern.shape), found.dtype)
+            chunks[chosen] = found
+    assert chunks is not None
+    values = decode(chunks, operand.kind)
     if operand.negated:
-        np.negative(result, out=result)
-    return result
+        np.negative(values, out=values)
+    return values.swapaxes(1, 2) if operand.transposed else values
+
+
+def _alike(descriptors: Array) -> list[tuple[tuple[int, ...], Array]]:
+    """The rows that there are, each with where it stands; most often all CTAs have their operands
+    at the same place.
+    """
+    if (descriptors == descriptors[0]).all():
+        return [(tuple(descriptors[0].tolist()), np.arange(len(descriptors)))]
+    places: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(descriptors.tolist()):
+        places.setdefault(tuple(row), []).append(index)
+    return [(row, np.array(indices)) for row, indices in places.items()]
 
 
 def decode(chunks: Array, kind: str) -> Array:
-    """16-byte chunks (..., chunks) as float32 elements (..., chunks * per chunk)."""
+    """Chunks, or registers, (..., chunks) as float32 elements (..., chunks * per chunk)."""
     element = ELEMENT_BYTES[kind]
     raw = chunks.view(f"u{element}").reshape(*chunks.shape[:-1], -1)
     if kind == "bf16":
@@ -184,7 +236,9 @@ def decode(chunks: Array, kind: str) -> Array:
         wide <<= np.uint32(16)
         return wide.view(np.float32)
     if kind == "f16":
-        return raw.view(np.float16).astype(np.float32)
+        return decode_f16(raw)
+    if kind in ("s8", "u8"):
+        return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
     if kind == "tf32":
         return (raw & np.uint32(0xFFFFE000)).view(np.float32)
     return BYTE_TABLES[kind][raw]
@@ -196,63 +250,79 @@ BYTE_TABLES = {
 }
 
 
-def registers_a(grid: Grid, operand: Operand, warps: Array) -> Array:
-    """A (warpgroups, 64, k) from the registers of four warps of 16 rows each."""
-    words = [grid.read_register(name, warps.reshape(-1)) for name in operand.registers]
-    decoded = [DECODERS[operand.kind](w.view(np.uint32)) for w in words]
-    per = len(decoded[0])
-    groups, halves = len(warps), len(words) // 2
-    a = np.empty((groups, WARPS, 2, 8, halves, 4, per), np.float32)
-    for index, elements in enumerate(decoded):
-        for place, element in enumerate(elements):
-            spread = element.reshape(8, 4, groups, WARPS).transpose(2, 3, 0, 1)
-            a[:, :, index % 2, :, index // 2, :, place] = spread
-    result = a.reshape(groups, ROWS, halves * 4 * per)
-    return -result if operand.negated else result
+def registers_a(grid: Grid, operands: Sequence[Operand], warps: Array) -> Array:
+    """A of a chain (warpgroups, 64, all K) from the registers of four warps of 16 rows each."""
+    names = [name for operand in operands for name in operand.registers]
+    order = _register_order(len(operands))
+    words = _read_registers(grid, names, warps).reshape(len(order), -1).take(order, axis=0)
+    by_warp = np.ascontiguousarray(words.T).reshape(len(warps), ROWS, -1)
+    result = decode(by_warp, operands[0].kind)
+    return -result if operands[0].negated else result
+
+
+@lru_cache(maxsize=64)
+def _register_order(steps: int) -> Array:
+    """A warp's words in rows of A: which (register, lane) holds each."""
+    # register = 4 step + 2 (half of K) + (half of the rows), lane = 4 (row) + (column)
+    numbers = np.arange(steps * 128).reshape(steps, 2, 2, 8, 4)
+    return np.ascontiguousarray(numbers.transpose(2, 3, 0, 1, 4)).reshape(-1)
+
+
+@lru_cache(maxsize=64)
+def _accumulator_order(n: int) -> Array:
+    """A warp's elements in rows of the accumulator: which (register, lane) holds each."""
+    # register = 4 (8 columns) + 2 (half of the rows) + (column % 2), lane = 4 (row) + (column / 2)
+    numbers = np.arange(16 * n).reshape(n // 8, 2, 2, 8, 4)
+    return np.ascontiguousarray(numbers.transpose(1, 3, 0, 4, 2)).reshape(-1)
+
+
+def _read_registers(grid: Grid, names: Sequence[str], warps: Array) -> Array:
+    """Registers (names, 32, all warps) of warpgroups."""
+    words = np.empty((len(names), 32, warps.size), np.uint32)
+    places = _places(warps)
+    for word, name in zip(words, names, strict=True):
+        word[...] = grid.read_register(name, places)
+    return words
+
+
+def _places(warps: Array) -> Array | slice:
+    """Warps as a slice where they can be one: much faster to read and write."""
+    flat = warps.reshape(-1)
+    first, last = int(flat[0]), int(flat[-1])
+    is_run = last - first + 1 == flat.size and bool((flat[1:] > flat[:-1]).all())
+    return slice(first, last + 1) if is_run else flat
 
 
 def read_accumulator(grid: Grid, operation: Operation) -> Array:
     """The accumulator (warpgroups, 64, n) from its registers."""
-    groups, tiles = len(operation.warps), operation.n // 8
-    warps = operation.warps.reshape(-1)
-    d = np.empty((groups, WARPS, 2, 8, tiles, 4, 2), np.float32)
-    for index, name in enumerate(operation.accumulator):
-        word = grid.read_register(name, warps)
-        if operation.is_half:
-            tile, half = divmod(index, 2)
-            for place in range(2):
-                bits = (word.view(np.uint32) >> np.uint32(16 * place)).astype(np.uint16)
-                value = bits.view(np.float16).astype(np.float32)
-                d[:, :, half, :, tile, :, place] = _by_group(value, groups)
-        else:
-            tile, half, place = index // 4, index // 2 % 2, index % 2
-            d[:, :, half, :, tile, :, place] = _by_group(word.view(np.float32), groups)
-    return d.reshape(groups, ROWS, operation.n)
-
-
-def _by_group(value: Array, groups: int) -> Array:
-    return value.reshape(8, 4, groups, WARPS).transpose(2, 3, 0, 1)
+    words = _read_registers(grid, operation.accumulator, operation.warps)
+    if operation.is_half:
+        low, high = words.astype(np.uint16), (words >> np.uint32(16)).astype(np.uint16)
+        values = np.stack((low, high), axis=1).view(np.float16).astype(np.float32)
+    else:
+        values = words.view(np.float32)
+    order = _accumulator_order(operation.n)
+    rows = values.reshape(len(order), -1).take(order, axis=0)
+    return np.ascontiguousarray(rows.T).reshape(-1, ROWS, operation.n)
 
 
 def write_accumulator(grid: Grid, operation: Operation, matrix: Array) -> None:
     """The inverse of read_accumulator."""
-    groups, tiles = len(operation.warps), operation.n // 8
     warps = operation.warps.reshape(-1)
-    d = matrix.reshape(groups, WARPS, 2, 8, tiles, 4, 2)
-
-    def lanes(half: int, tile: int, place: int) -> Array:
-        return d[:, :, half, :, tile, :, place].transpose(2, 3, 0, 1).reshape(32, -1)
-
-    for index, name in enumerate(operation.accumulator):
-        if operation.is_half:
-            tile, half = divmod(index, 2)
-            low, high = (encode_f16(np.ascontiguousarray(lanes(half, tile, p))) for p in range(2))
-            word = low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
-        else:
-            word = np.ascontiguousarray(lanes(index // 2 % 2, index // 4, index % 2)).view(
-                np.uint32
-            )
-        grid.write_register(name, warps, word)
+    places = _places(warps)
+    order = _accumulator_order(operation.n)
+    # Rows a power of two apart would fall on each other in the cache.
+    by_warp = np.empty((len(warps), len(order) + _PADDING), np.float32)[:, : len(order)]
+    by_warp[...] = matrix.reshape(by_warp.shape)
+    rows = np.empty((len(order), len(warps)), np.float32)
+    rows[order] = by_warp.T
+    if operation.is_half:
+        halves = encode_f16(rows).reshape(-1, 2, 32, len(warps)).astype(np.uint32)
+        words = halves[:, 0] | halves[:, 1] << np.uint32(16)
+    else:
+        words = rows.view(np.uint32).reshape(-1, 32, len(warps))
+    for word, name in zip(words, operation.accumulator, strict=True):
+        grid.write_register(name, places, word)
 
 
 def poison(grid: Grid, operation: Operation) -> None:
@@ -266,133 +336,42 @@ def product(grid: Grid, operations: Sequence[Operation], start: Array) -> Array:
     """``start`` plus the products of operations that feed one accumulator, in order."""
     first = operations[0]
     ctas = grid.cta_of_warp[first.warps[:, 0]]
-    parts_a, parts_b = [], []
-    for operation in operations:
-        k = _CHUNK * 2 // ELEMENT_BYTES[operation.a.kind]
-        if operation.a.descriptors is None:
-            parts_a.append(registers_a(grid, operation.a, operation.warps))
+    left = [o.a for o in operations]
+    is_in_registers = first.a.descriptors is None
+    places_a = None if is_in_registers else chain_descriptors(grid, left, first.site)
+    places_b = chain_descriptors(grid, [o.b for o in operations], first.site)
+
+    def matrices(part: slice) -> tuple[Array, Array]:
+        if places_a is None:
+            a = registers_a(grid, left, first.warps[part])
         else:
-            parts_a.append(load_operand(grid, operation.a, ctas, ROWS, k, operation.site))
-        parts_b.append(load_operand(grid, operation.b, ctas, operation.n, k, operation.site))
-    a = parts_a[0] if len(parts_a) == 1 else np.concatenate(parts_a, axis=2)
-    b = parts_b[0] if len(parts_b) == 1 else np.concatenate(parts_b, axis=2)
-    core = grid.warpgroup_core(first.a.kind, first.is_half)
-    if core is None:
-        result = np.matmul(a, b.swapaxes(1, 2))
+            a = load_operands(grid, first.a, places_a[part], ctas[part], ROWS, first.site)
+        b = load_operands(grid, first.b, places_b[part], ctas[part], first.n, first.site)
+        return a, b
+
+    if first.a.kind in ("s8", "u8"):
+        # Exact: products have 16 bits, and no sum of them leaves those of float64.
+        a, b = (x.astype(np.float64) for x in matrices(slice(None)))
+        sums = np.matmul(a, b.swapaxes(1, 2)).astype(np.int64) + start.view(np.int32)
+        if first.is_saturated:
+            np.clip(sums, -(2**31), 2**31 - 1, out=sums)
+        return sums.astype(np.int32).view(np.float32)
+    core, core_of_b = (grid.warpgroup_core(x.kind, first.is_half) for x in (first.a, first.b))
+    if core is None or core_of_b is None:
+        result = np.empty(start.shape, np.float32)
+        elements = 2 * _CHUNK // ELEMENT_BYTES[first.a.kind] * len(operations) * (ROWS + first.n)
+        count = max(1, _PIECE // elements)
+        for begin in range(0, len(ctas), count):
+            part = slice(begin, begin + count)
+            a, b = matrices(part)
+            np.matmul(a, b.swapaxes(1, 2), out=result[part])
         result += start
         return result
+    a, b = matrices(slice(None))
     batch_last = dot_accumulate(
-        np.ascontiguousarray(a.transpose(1, 2, 0)),
-        np.ascontiguousarray(b.transpose(2, 1, 0)),
+        prepare(np.ascontiguousarray(a.transpose(1, 2, 0)), core),
+        prepare(np.ascontiguousarray(b.transpose(2, 1, 0)), core_of_b),
         np.ascontiguousarray(start.transpose(1, 2, 0)),
         core,
     )
     return np.ascontiguousarray(batch_last.transpose(2, 0, 1))
-
-
-class WarpgroupQueue:
-    """Operations in flight: issued, then committed to groups, then waited for, per warpgroup."""
-
-    def __init__(self, grid: Grid, delays: bool) -> None:
-        self.grid = grid
-        self.delays = delays
-        self.open: list[Operation] = []
-        # (operation, each warpgroup's group number)
-        self.groups: list[tuple[Operation, Array]] = []
-        self.committed = np.zeros(grid.warps, np.int64)
-
-    def issue(self, operation: Operation) -> None:
-        if self.delays:
-            if not self._in_flight(operation):
-                operation = replace(operation, start=self._start(operation))
-            poison(self.grid, operation)
-        self.open.append(operation)
-
-    def _in_flight(self, operation: Operation) -> bool:
-        warps = set(operation.warps[:, 0].tolist())
-        earlier = (*self.open, *(op for op, _ in self.groups))
-        return any(
-            op.accumulator == operation.accumulator
-            and not warps.isdisjoint(op.warps[:, 0].tolist())
-            for op in earlier
-        )
-
-    def _start(self, operation: Operation) -> Array:
-        matrix = read_accumulator(self.grid, operation)
-        matrix[~operation.accumulate] = 0
-        return matrix
-
-    def commit(self, warps: Array) -> None:
-        """The open operations of these warps (whole warpgroups) become a group."""
-        mine, self.open = _select(self.open, warps)
-        leaders = warps.reshape(-1, WARPS)[:, 0]
-        if self.delays:
-            self.groups += [(op, self.committed[op.warps[:, 0]].copy()) for op in mine]
-        else:
-            self._run(mine)
-        self.committed[leaders] += 1
-
-    def wait(self, warps: Array, allowed: int) -> None:
-        """Does what all but the ``allowed`` latest groups of these warpgroups hold."""
-        if not self.groups:
-            return
-        waiting = np.zeros(self.grid.warps, bool)
-        waiting[warps] = True
-        due: list[Operation] = []
-        kept: list[tuple[Operation, Array]] = []
-        for operation, number in self.groups:
-            leaders = operation.warps[:, 0]
-            now = waiting[leaders] & (number < self.committed[leaders] - allowed)
-            if now.all():
-                due.append(operation)
-            elif now.any():
-                due.append(operation.of(now))
-                kept.append((operation.of(~now), number[~now]))
-            else:
-                kept.append((operation, number))
-        self.groups = kept
-        results = self._run(due)
-        self._hand_over(results)
-
-    def _hand_over(self, results: list[tuple[Operation, Array]]) -> None:
-        """Accumulators that operations still in flight go on with stay theirs."""
-        for done, matrix in results:
-            for index, (operation, number) in enumerate(self.groups):
-                if operation.accumulator == done.accumulator and np.array_equal(
-                    operation.warps, done.warps
-                ):
-                    start = np.where(operation.accumulate[:, None, None], matrix, 0)
-                    self.groups[index] = (replace(operation, start=start), number)
-                    poison(self.grid, operation)
-                    break
-
-    def _run(self, operations: list[Operation]) -> list[tuple[Operation, Array]]:
-        results: list[tuple[Operation, Array]] = []
-        index = 0
-        while index < len(operations):
-            chain = [operations[index]]
-            while index + len(chain) < len(operations) and operations[index + len(chain)].continues(
-                chain[0]
-            ):
-                chain.append(operations[index + len(chain)])
-            index += len(chain)
-            first = chain[0]
-            start = self._start(first) if first.start is None else first.start
-            matrix = product(self.grid, chain, start)
-            write_accumulator(self.grid, first, matrix)
-            results.append((first, matrix))
-        return results
-
-
-def _select(operations: list[Operation], warps: Array) -> tuple[list[Operation], list[Operation]]:
-    """Operations as those of some warps and those of others."""
-    chosen = set(warps.tolist())
-    mine: list[Operation] = []
-    others: list[Operation] = []
-    for operation in operations:
-        inside = np.array([w in chosen for w in operation.warps[:, 0].tolist()])
-        if inside.any():
-            mine.append(operation if inside.all() else operation.of(inside))
-        if not inside.all():
-            others.append(operation if not inside.any() else operation.of(~inside))
-    return mine, others

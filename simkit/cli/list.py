@@ -31,9 +31,9 @@ def list_algorithms(json_file: JsonFile = None) -> None:
     out.print(
         table(
             "Algorithms",
-            ("name", "what it is", "described in"),
-            [(row.name, row.title, row.section) for row in ALGORITHMS],
-            wrap=(1, 2),
+            ("name", "kind", "what it is", "described in"),
+            [(row.name, row.kind, row.title, row.section) for row in ALGORITHMS],
+            wrap=(2, 3),
         )
     )
     out.print(
@@ -49,9 +49,11 @@ def list_algorithms(json_file: JsonFile = None) -> None:
                 )
                 for row in ALGORITHMS
                 for part in _PARTS
+                if getattr(row, part) is not None
             ],
         )
     )
+    out.print("A study is a published experiment of numerics: a model without a kernel.")
     problems = [problem for found in broken.values() for problem in found.values()]
     for problem in problems:
         out.print(problem, style="bold red")
@@ -67,8 +69,10 @@ def _broken(row: Algorithm) -> dict[str, str]:
     """What is wrong with each part that does not resolve."""
     found = {}
     for part, check in _PARTS.items():
+        reference = getattr(row, part)
         try:
-            check(getattr(row, part))
+            if reference is not None:
+                check(reference)
         except SimkitError as error:
             found[part] = str(error)
     return found

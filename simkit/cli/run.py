@@ -20,7 +20,8 @@ from simkit.cli.resources import (
     print_resources,
 )
 from simkit.cli.settings import Values, parse_settings, settings_text
-from simkit.cli.subjects import SUBJECTS, subject
+from simkit.cli.study import STUDIES
+from simkit.cli.subjects import SUBJECTS
 from simkit.errors import CapacityError, SimkitError
 from simkit.layouts import fp8_record
 from simkit.machine.gpus import Gpu
@@ -40,8 +41,19 @@ def run(
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Run an algorithm: error, traffic, occupancy and roofline, beside naive attention."""
-    chosen = subject(algorithm)
+    """Run an algorithm: error, traffic, occupancy and roofline, beside naive attention.
+
+    A study prints its table beside the published one; --gpu does not matter to it.
+    """
+    if algorithm in STUDIES:
+        if on != "model" or dram:
+            raise SimkitError(f"{algorithm} is a study: a model without a kernel to run on {on}")
+        STUDIES[algorithm](settings or (), seed, json_file)
+        return
+    if algorithm not in SUBJECTS:
+        names = ", ".join((*SUBJECTS, *STUDIES))
+        raise SimkitError(f"no algorithm {algorithm!r}; there are {names}")
+    chosen = SUBJECTS[algorithm]
     values = parse_settings(algorithm, chosen.settings, settings or ())
     row = find_gpu(gpu)
     if on not in _ON:

@@ -12,6 +12,7 @@ from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import console, si_text, write_json
 from simkit.cli.settings import parse_settings, settings_text
 from simkit.cli.subjects import subject
+from simkit.errors import SimkitError
 from simkit.machine.gpus import gpu as find_gpu
 from traces import chrome
 from traces.terminal import show
@@ -29,7 +30,8 @@ def trace(
     json_file: JsonFile = None,
 ) -> None:
     """Draw when a CTA loads, computes and stores, by the rates of the device table."""
-    find_algorithm(algorithm)
+    if find_algorithm(algorithm).trace is None:
+        raise SimkitError(f"{algorithm} is a study: it has no kernel, and no schedule to draw")
     chosen = subject(algorithm)
     values = parse_settings(algorithm, chosen.settings, settings or ())
     row = find_gpu(gpu)

@@ -54,6 +54,12 @@ def round_bf16(x: Float32Like) -> Float32Array:
     return decode_bf16(encode_bf16(x))
 
 
+_F16_IN_FLOAT32 = np.int32(-0x70000001)
+_F16_SCALE = np.float32(2.0**112)
+_F16_MAGNITUDE = np.uint16(0x7FFF)
+_F16_INFINITY = 0x7C00
+
+
 def encode_f16(x: Float32Like) -> NDArray[np.uint16]:
     """f16 bits of float32 ``x``, any shape: ``cvt.rn.f16.f32``; every NaN becomes 0x7FFF."""
     x = as_float32(x, "x")
@@ -65,8 +71,18 @@ def encode_f16(x: Float32Like) -> NDArray[np.uint16]:
 
 def decode_f16(codes: NDArray[np.uint16]) -> Float32Array:
     """float32 value of f16 bits ``codes`` (uint16, any shape); exact."""
-    with np.errstate(all="ignore"):
-        return np.asarray(np.asarray(codes, np.uint16).view(np.float16).astype(np.float32))
+    codes = np.asarray(codes, np.uint16)
+    # Exponent and fraction where float32 has them, the sign on top; a product with a power of two
+    # sets the exponent right, that of subnormal numbers too.  Several times faster than astype.
+    bits = codes.view(np.int16).astype(np.int32)
+    bits <<= np.int32(13)
+    bits &= _F16_IN_FLOAT32
+    values = bits.view(np.float32)
+    values *= _F16_SCALE
+    if (codes & _F16_MAGNITUDE).max(initial=0) >= _F16_INFINITY:
+        special = np.abs(values) >= np.float32(65536)
+        bits[special] |= np.int32(0x7F800000)
+    return values
 
 
 def encode_e4m3(x: Float32Like) -> NDArray[np.uint8]:

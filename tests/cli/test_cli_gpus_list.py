@@ -58,7 +58,11 @@ def test_list_resolves_everything(cli, tmp_path: Path) -> None:
     assert "every reference resolves" in output
     rows = json.loads((tmp_path / "list.json").read_text())["algorithms"]
     assert [row["name"] for row in rows] == [row.name for row in ALGORITHMS]
-    assert all(row.values() for row in rows if row.pop("missing") == {})
+    assert all(row["missing"] == {} for row in rows)
+    for row in rows:
+        without = {part for part in ("kernel", "host", "trace") if row[part] is None}
+        assert without == (set() if row["kind"] == "kernel" else {"kernel", "host", "trace"})
+    assert "study" in output
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,36 @@ def test_later_settings_win_and_n_sets_both_lengths() -> None:
         parse_settings("a", known, ["=3"])
 
 
+def test_study_beside_the_published_table(cli, tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    words = ("--set", "n=200", "--set", "d=64", "--set", "ordinary=20")
+    output = cli("run", "fp8_error_study", *words, "--seed", 3, "--json", path).stdout
+    assert "published" in output
+    data = json.loads(path.read_text())
+    assert data["settings"] == {"n": 200, "d": 64, "ordinary": 20, "seed": 3}
+    assert [row["published"] for row in data["rows"]] == [
+        3.2e-4, 1.9e-4, 1.9e-4, 2.4e-2, 9.1e-3, 9.3e-3, 2.4e-2
+    ]  # fmt: skip
+    for row in data["rows"]:
+        assert row["ratio"] == pytest.approx(row["rmse"] / row["published"])
+        assert row["method"].strip() in output
+    cli("run", "fp8_error_study", *words, "--set", "seed=3", "--json", tmp_path / "same.json")
+    assert json.loads((tmp_path / "same.json").read_text()) == data
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "fp8_error_study", "--on", "ptx"), "a model without a kernel to run on ptx"),
+        (("run", "fp8_error_study", "--set", "d=96"), "d is 96"),
+        (("run", "fp8_error_study", "--set", "heads=2"), "no setting 'heads'; it has: n (queries"),
+        (("trace", "fp8_error_study"), "fp8_error_study is a study: it has no kernel"),
+    ],
+)
+def test_study_refuses(cli, words: tuple[str, ...], message: str) -> None:
+    assert message in cli(*words, code=2).stderr
+
+
 def test_output_error_by_hand() -> None:
     reference = np.array([4.0, -2.0, -np.inf, 0.0])
     values = np.array([4.5, -2.0, -np.inf, 0.0], np.float32)

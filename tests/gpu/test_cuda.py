@@ -1,8 +1,11 @@
-"""The CuPy device as far as it goes without a GPU: clear errors, and the same parameter bytes as the executor."""
+"""The CuPy device as far as it goes without a GPU: clear errors, and what the driver is given: the
+executor's parameter bytes, launch attributes.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 import types
 from typing import Any
@@ -11,18 +14,28 @@ import numpy as np
 import pytest
 
 import gpu
-from gpu import cuda
+from gpu import cuda, driver
+from gpu.device import Call
 from gpu.ptx.launch import Launch
 from simkit.errors import DeviceUnavailableError, LaunchError, PtxError
 
 SOURCE = """
 struct Pair { int first; double second; char tag; };
-extern "C" __global__ void sink(const float* x, char small, short medium, int n, float scale, double exact,
-                                Pair pair, unsigned long long big, const int* y) {
-  if (n > 1000) ((float*)x)[0] = scale + small + medium + exact + pair.first + pair.second + pair.tag + big + y[0];
+extern "C" __global__ void sink(const float* x, char small, short medium, int n, float scale,
+                                double exact, Pair pair, unsigned long long big, const int* y) {
+  if (n > 1000)
+    ((float*)x)[0] = scale + small + medium + exact + pair.first + pair.second + pair.tag + big
+                     + y[0];
 }
 """
-PAIR = np.dtype({"names": ["first", "second", "tag"], "formats": ["<i4", "<f8", "i1"], "offsets": [0, 8, 16], "itemsize": 24})  # fmt: skip
+PAIR = np.dtype(
+    {
+        "names": ["first", "second", "tag"],
+        "formats": ["<i4", "<f8", "i1"],
+        "offsets": [0, 8, 16],
+        "itemsize": 24,
+    }
+)
 
 
 class FakeMemory:
@@ -46,22 +59,13 @@ class FakeEvent:
     def synchronize(self) -> None: ...
 
 
-def fake_cupy(launches: list[dict[str, Any]]) -> types.ModuleType:
-    """The parts of CuPy that the device uses; launches are recorded with the parameter bytes they pass."""
+def fake_cupy() -> types.ModuleType:
+    """The parts of CuPy that the device uses."""
     module = types.ModuleType("cupy")
-
-    def launch_kernel(function: int, *rest: Any) -> None:
-        extra = ctypes.cast(rest[-1], ctypes.POINTER(ctypes.c_void_p))
-        assert (extra[0], extra[2], extra[4]) == (1, 2, None)
-        size = ctypes.cast(extra[3], ctypes.POINTER(ctypes.c_size_t))[0]
-        launches.append(
-            {"function": function, "dimensions": rest[:6], "shared": rest[6], "data": ctypes.string_at(extra[1], size)}
-        )
 
     class RawKernel:
         def __init__(self) -> None:
             self.kernel = types.SimpleNamespace(ptr=1234)
-            self.max_dynamic_shared_size_bytes = 0
 
         def compile(self) -> None: ...
 
@@ -84,19 +88,66 @@ def fake_cupy(launches: list[dict[str, Any]]) -> types.ModuleType:
         runtime=types.SimpleNamespace(
             getDeviceCount=lambda: 1, getDeviceProperties=lambda index: {"name": b"Imagined GPU"}
         ),
-        driver=types.SimpleNamespace(launchKernel=launch_kernel),
         Device=device,
         Event=FakeEvent,
-        get_current_stream=lambda: types.SimpleNamespace(ptr=0),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=77),
         get_elapsed_time=lambda start, stop: 2.0,
     )
     return module
 
 
+def fake_driver(
+    monkeypatch: pytest.MonkeyPatch, launches: list[dict[str, Any]], result: int = 0
+) -> None:
+    """C functions of the driver's signatures; a launch is recorded with what it is given, read from
+    memory by cuda.h's offsets.
+    """
+    settings: list[tuple[int, int, int]] = []
+
+    def words(address: int, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"<{count}I", ctypes.string_at(address, 4 * count))
+
+    def launch(config: Any, function: int, parameters: int | None, extra: int) -> int:
+        place = ctypes.addressof(config.contents)
+        *dimensions, shared = words(place, 7)
+        stream, attributes = struct.unpack("<2Q", ctypes.string_at(place + 32, 16))
+        (count,) = words(place + 48, 1)
+        pointers = struct.unpack("<5Q", ctypes.string_at(extra, 40))
+        assert (pointers[0], pointers[2], pointers[4], parameters) == (1, 2, 0, None)
+        (size,) = struct.unpack("<Q", ctypes.string_at(pointers[3], 8))
+        launches.append(
+            {
+                "function": function,
+                "dimensions": tuple(dimensions),
+                "shared": shared,
+                "stream": stream,
+                "attributes": [
+                    (words(attributes + 72 * k, 1)[0], words(attributes + 72 * k + 8, 3))
+                    for k in range(count)
+                ],
+                "data": ctypes.string_at(pointers[1], size),
+                "settings": list(settings),
+            }
+        )
+        return result
+
+    def set_attribute(function: int, attribute: int, value: int) -> int:
+        settings.append((function, attribute, value))
+        return 0
+
+    functions = (
+        ctypes.CFUNCTYPE(ctypes.c_int, *driver._LAUNCH_ARGUMENTS)(launch),
+        ctypes.CFUNCTYPE(ctypes.c_int, *driver._SET_ATTRIBUTE_ARGUMENTS)(set_attribute),
+    )
+    monkeypatch.setattr(driver, "launch_function", lambda: functions[0])
+    monkeypatch.setattr(driver, "set_attribute_function", lambda: functions[1])
+
+
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(found))
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    fake_driver(monkeypatch, found)
     return found
 
 
@@ -149,9 +200,54 @@ def test_launch_passes_grid_block_and_shared_bytes(launches: list[dict[str, Any]
     report = kernel.launch((3, 2), (64,), [1], shared_bytes=100_000)
     assert launches[0]["dimensions"] == (3, 2, 1, 64, 1, 1)
     assert launches[0]["shared"] == 100_000
-    assert kernel.raw.max_dynamic_shared_size_bytes == 100_000  # type: ignore[attr-defined]
+    assert launches[0]["settings"] == [(1234, 8, 100_000)]
+    assert launches[0]["attributes"] == []
+    assert launches[0]["stream"] == 77
     assert report.seconds == 2e-3
     assert report.traffic is None
+
+
+EMPTY = 'extern "C" __global__ void empty(int n) {} extern "C" __global__ void none() {}'
+
+
+def test_clusters_are_launch_attributes(launches: list[dict[str, Any]]) -> None:
+    module = gpu.open("cuda").compile(EMPTY)
+    module.kernel("empty").launch((8, 6), (64,), [5], cluster=(4, 2, 1))
+    module.kernel("none").launch((16,), (32,), [], cluster=(16, 1, 1))
+    first, second = launches
+    # cuda.h: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION is 4, and function attribute 14 allows more than
+    # 8 CTAs.
+    assert first["attributes"] == [(4, (4, 2, 1))]
+    assert first["settings"] == []
+    assert first["data"] == (5).to_bytes(4, "little")
+    assert second["attributes"] == [(4, (16, 1, 1))]
+    assert second["settings"] == [(1234, 14, 1)]
+    assert second["data"] == b""
+
+
+def test_a_dependent_launch_may_overlap(launches: list[dict[str, Any]]) -> None:
+    device = gpu.open("cuda")
+    kernel = device.compile(EMPTY).kernel("empty")
+    calls = [Call(kernel, (k + 1,), (32,), [k], cluster=(k + 1,)) for k in range(2)]
+    reports = device.launch_dependent(*calls)
+    # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 6.
+    assert [one["attributes"] for one in launches] == [[], [(4, (2, 1, 1)), (6, (1, 0, 0))]]
+    assert [report.grid for report in reports] == [(1, 1, 1), (2, 1, 1)]
+    elsewhere = gpu.open("ptx").compile(EMPTY).kernel("empty")
+    with pytest.raises(LaunchError, match="'empty' belongs to another device"):
+        device.launch_dependent(calls[0], Call(elsewhere, (1,), (32,), [1]))
+    assert len(launches) == 2
+
+
+def test_what_the_driver_refuses_is_an_error(
+    launches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_driver(monkeypatch, launches, result=912)
+    kernel = gpu.open("cuda").compile(EMPTY).kernel("empty")
+    with pytest.raises(LaunchError, match=r"failed with 912 \(invalid cluster size\) for grid"):
+        kernel.launch((6,), (32,), [1], cluster=(3,))
+    with pytest.raises(LaunchError, match=r"cluster\.x is 17, it must be from 1 to 16"):
+        kernel.launch((17,), (32,), [1], cluster=(17,))
 
 
 def test_the_driver_gets_the_executors_ptx(launches: list[dict[str, Any]]) -> None:
@@ -196,7 +292,7 @@ def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = fake_cupy([])
+    broken = fake_cupy()
 
     def no_driver() -> int:
         raise RuntimeError("cudaErrorInsufficientDriver")

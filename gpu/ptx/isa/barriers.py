@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
-from gpu.ptx.syntax import Instruction, Operand, Register, Sink
+from gpu.ptx.syntax import Immediate, Instruction, Operand, Register, Sink
 
 Modifiers = Mapping[str, str]
 
@@ -25,6 +25,13 @@ def _space(m: Modifiers) -> str:
 def _object(e: Emitter, operand: Operand, m: Modifiers) -> str:
     base, offset = e.address(operand)
     return f"{_space(m)!r}, {base}, {offset}"
+
+
+def _phase(e: Emitter, operand: Operand, is_parity: bool) -> str:
+    """The phase to wait for: its parity, or a state that an arrival has given."""
+    if is_parity and isinstance(operand, Immediate) and operand.value not in (0, 1):
+        raise e.error("a parity is 0 or 1")
+    return e.read(operand, "u4" if is_parity else "u8")
 
 
 @ptx("mbarrier.init{.<space>}.b64", operands=2, results=0, pure=False, space=_OWN_SPACES)
@@ -103,7 +110,7 @@ def arrive(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def test(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, place, phase = i.operands
     is_parity = "parity" in m
-    value = e.read(phase, "u4" if is_parity else "u8")
+    value = _phase(e, phase, is_parity)
     e.write(
         target,
         "b1",
@@ -123,7 +130,7 @@ def test(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def wait(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, place, phase = i.operands[:3]
     is_parity = "parity" in m
-    value = e.read(phase, "u4" if is_parity else "u8")
+    value = _phase(e, phase, is_parity)
     # The predicate exists when the warp goes on: the scheduler writes it then.
     name = target.name if isinstance(target, Register) else ""
     e.line(

@@ -6,13 +6,17 @@ Source: PTX ISA 8.8, 9.7.9.25.4 (bulk), 9.7.9.27 (tensor), 9.7.13.17-18 (st.asyn
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 
+import numpy as np
+
+from gpu.ptx.bulk import Combination
 from gpu.ptx.emit import Emitter
 from gpu.ptx.isa.memory import ATOMICS, bound_combiner, combiner
 from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Address, Immediate, Instruction, Operand
 from gpu.ptx.types import CODES, SIZES
+from simkit.numerics.scalar import flush
 
 Modifiers = Mapping[str, str]
 
@@ -101,11 +105,26 @@ def bulk_to_global(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def bulk_reduce(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _check_count(e, i, m, 3)
     target, source, size = i.operands[:3]
-    combine, code = bound_combiner(e, m)
+    found = bulk_combination(m["operation"], m["type"])
+    if found is None:
+        raise e.error(f"there is no reduction {m['operation']} of {m['type']}")
     e.line(
         f"x.bulk_store({_place(e, target)}, {_place(e, source)}, {e.read(size, 'u4')},"
-        f" ({combine}, {code!r}), {e.mask}, {e.site})"
+        f" {e.bind(found)}, {e.mask}, {e.site})"
     )
+
+
+@cache
+def bulk_combination(operation: str, kind: str) -> Combination:
+    """How memory and data of a type combine; None: not at all."""
+    if (operation, kind) == ("add", "f32"):
+        return _add_flushing, "f4"
+    return combiner(operation, kind)
+
+
+def _add_flushing(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Bulk additions of float32 take and leave subnormals as zeros of their sign."""
+    return flush(flush(old) + flush(new))
 
 
 @ptx("cp.async.bulk.commit_group", operands=0, results=0, pure=False)
@@ -165,7 +184,7 @@ def tensor_to_global(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _check_count(e, i, m, 2)
     target, source = i.operands[:2]
     # The tensor map knows the type.
-    combine = e.bind(partial(combiner, m["operation"])) if "operation" in m else "None"
+    combine = e.bind(partial(bulk_combination, m["operation"])) if "operation" in m else "None"
     e.line(
         f"x.tensor_store({_tensor(e, target, m)}, {_place(e, source)}, {combine}, {e.mask},"
         f" {e.site})"

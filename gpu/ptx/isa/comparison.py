@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.half import half_lanes
-from gpu.ptx.isa.integer import COMBINERS, write_predicates, write_truth
+from gpu.ptx.isa.half import half_lanes, write_bits
+from gpu.ptx.isa.integer import COMBINERS, TRUTHS, combined, write_predicates, write_truth
 from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Instruction, Pair
 from simkit.numerics import scalar
@@ -54,6 +54,7 @@ def _comparison(e: Emitter, name: str, a: str, b: str) -> str:
 
 
 _FLOATS = "f32 f64 f16 bf16"
+_HALF_RESULTS = "u16 s16 u32 s32 f32 f16 bf16"
 
 
 def _compared(e: Emitter, i: Instruction, m: Modifiers) -> tuple[str, str]:
@@ -101,9 +102,31 @@ def set_predicate_packed(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(d.second, "b1", truths[1])
 
 
-@ptx("set.<compare>{.ftz}.<result>.<type>", operands=3, compare=_COMPARE, result="u32 s32 f32",
-     type=_FLOATS)  # fmt: skip
+@ptx("set.<compare>{.ftz}.<result>.<type>", operands=3, compare=_COMPARE,
+     result="u32 s32 f32 f16 bf16", type="f32 f64")  # fmt: skip
 @ptx("set.<compare>.<combine>{.ftz}.<result>.<type>", operands=4, compare=_COMPARE,
-     combine=" ".join(COMBINERS), result="u32 s32 f32", type=_FLOATS)  # fmt: skip
+     combine=" ".join(COMBINERS), result="u32 s32 f32 f16 bf16", type="f32 f64")  # fmt: skip
+@ptx("set.<compare>{.ftz}.<result>.<type>", operands=3, compare=_COMPARE,
+     result=_HALF_RESULTS, type="f16 bf16")  # fmt: skip
+@ptx("set.<compare>.<combine>{.ftz}.<result>.<type>", operands=4, compare=_COMPARE,
+     combine=" ".join(COMBINERS), result=_HALF_RESULTS, type="f16 bf16")  # fmt: skip
 def set_value(e: Emitter, i: Instruction, m: Modifiers) -> None:
     write_truth(e, i, m, f"({_comparison(e, m['compare'], *_compared(e, i, m))})")
+
+
+@ptx("set.<compare>{.ftz}.<result>.<type>", operands=3, compare=_COMPARE,
+     result="u32 s32 f16x2 bf16x2", type="f16x2 bf16x2")  # fmt: skip
+@ptx("set.<compare>.<combine>{.ftz}.<result>.<type>", operands=4, compare=_COMPARE,
+     combine=" ".join(COMBINERS), result="u32 s32 f16x2 bf16x2",
+     type="f16x2 bf16x2")  # fmt: skip
+def set_value_packed(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    """Each half becomes 1, or all ones for an integer result."""
+    kind = m["result"].removesuffix("x2")
+    if kind in ("f16", "bf16") and m["result"] != m["type"]:
+        raise e.error(f"a comparison of {m['type']} gives no {m['result']}")
+    true, false = e.constant(TRUTHS.get(kind, 0) & 0xFFFF, "u2"), e.constant(0, "u2")
+    halves = []
+    for a, b in half_lanes(e, i, m["type"], slice(1, 3), "ftz" in m):
+        value = combined(e, i, m, f"({_comparison(e, m['compare'], a, b)})")
+        halves.append(f"{e.bind(np.where)}({value}, {true}, {false})")
+    write_bits(e, i, halves)

@@ -106,23 +106,10 @@ def f32_divide(e: Emitter, i: Instruction, m: Modifiers) -> None:
     mode = m.get("round", "rn")
     if mode != "rn":
         _finish(e, i, m, f"{e.bind(scalar.divide)}({a}, {b}, {mode!r})")
-    elif m.get("approx") == "approx":
-        _finish(e, i, m, f"{e.bind(divide_approximately)}({a}, {b})")
+    elif "approx" in m:
+        _finish(e, i, m, f"x.approximate({'div.' + m['approx']!r}, {a}, {b})")
     else:
         _finish(e, i, m, f"{e.bind(BINARY['div'])}({a}, {b})")
-
-
-def divide_approximately(a: Array, b: Array) -> Array:
-    """div.approx: the quotient, but for divisors beyond 2**126, where the hardware's reciprocal
-    underflows, ``a * 0``: 0, and NaN for an infinite ``a``.
-    """
-    quotient: Array = np.true_divide(a, b)
-    magnitude = np.abs(b)
-    big = (magnitude > np.float32(2.0**126)) & (magnitude < np.inf)
-    if big.any():
-        underflowed = np.copysign(np.float32(0), b)
-        quotient = np.where(big, np.multiply(a, underflowed), quotient)
-    return quotient
 
 
 @ptx("abs{.ftz}.f32", "neg{.ftz}.f32", operands=2)
@@ -151,60 +138,28 @@ def f32_sign(e: Emitter, i: Instruction, m: Modifiers) -> None:
         )
 
 
-@ptx("min{.ftz}{.NaN}{.xorsign}.f32", "max{.ftz}{.NaN}{.xorsign}.f32", operands=(3, 4))
+def xor_sign(value: Array, a: Array, b: Array) -> Array:
+    """``value`` with the sign of a times b, NaNs apart (``.xorsign.abs``)."""
+    negative = np.signbit(a) != np.signbit(b)
+    signed = np.copysign(value, np.where(negative, np.float32(-1), np.float32(1)))
+    return np.where(np.isnan(value), value, signed)
+
+
+@ptx("min{.ftz}{.NaN}.f32", "max{.ftz}{.NaN}.f32", operands=3)
+@ptx("min{.ftz}{.NaN}.xorsign.abs.f32", "max{.ftz}{.NaN}.xorsign.abs.f32", operands=3)
+@ptx("min{.ftz}{.NaN}{.abs}.f32", "max{.ftz}{.NaN}{.abs}.f32", operands=4)
 def f32_minmax(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    if "xorsign" in m:
-        raise e.error(".xorsign is not supported")
     values = _inputs(e, i, m, count=len(i.operands) - 1)
     function = e.bind(minmax.fmin_ptx if i.opcode == "min" else minmax.fmax_ptx)
-    value = f"{function}({values[0]}, {values[1]})"
+    compared = [f"{e.bind(np.absolute)}({v})" for v in values] if "abs" in m else values
+    value = f"{function}({compared[0]}, {compared[1]})"
     if len(values) == 3:
-        value = f"{function}({value}, {values[2]})"
+        value = f"{function}({value}, {compared[2]})"
     if "NaN" in m:
         value = f"{e.bind(scalar.propagate_nan)}({value}, {', '.join(values)})"
+    if "xorsign" in m:
+        value = f"{e.bind(xor_sign)}({value}, {values[0]}, {values[1]})"
     e.write(i.operands[0], "f4", value)
-
-
-def exp2_rounded(a: Array) -> Array:
-    return np.exp2(a.astype(np.float64)).astype(np.float32)
-
-
-def log2_rounded(a: Array) -> Array:
-    return np.log2(a.astype(np.float64)).astype(np.float32)
-
-
-def reciprocal(a: Array) -> Array:
-    return np.true_divide(np.float32(1), a)
-
-
-def reciprocal_sqrt(a: Array) -> Array:
-    return (1.0 / np.sqrt(a.astype(np.float64))).astype(np.float32)
-
-
-def sine(a: Array) -> Array:
-    return np.sin(a.astype(np.float64)).astype(np.float32)
-
-
-def cosine(a: Array) -> Array:
-    return np.cos(a.astype(np.float64)).astype(np.float32)
-
-
-def hyperbolic_tangent(a: Array) -> Array:
-    return np.tanh(a.astype(np.float64)).astype(np.float32)
-
-
-# Approximate instructions give the correctly rounded value, which is inside every bound the ISA
-# states.
-UNARY = {
-    "ex2": _canonical(exp2_rounded),
-    "lg2": _canonical(log2_rounded),
-    "rcp": _canonical(reciprocal),
-    "rsqrt": _canonical(reciprocal_sqrt),
-    "sqrt": _canonical(np.sqrt),
-    "sin": _canonical(sine),
-    "cos": _canonical(cosine),
-    "tanh": _canonical(hyperbolic_tangent),
-}
 
 
 @ptx(
@@ -216,16 +171,14 @@ UNARY = {
     "sin.approx{.ftz}.f32",
     "cos.approx{.ftz}.f32",
     "tanh.approx.f32",
-    "rcp.rn{.ftz}.f32",
-    "sqrt.rn{.ftz}.f32",
     operands=2,
 )
-def f32_function(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    value = f"{e.bind(UNARY[i.opcode])}({_inputs(e, i, m, count=1)[0]})"
-    _finish(e, i, m, value)
+def f32_approximation(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    a = _inputs(e, i, m, count=1)[0]
+    _finish(e, i, m, f"x.approximate({i.opcode!r}, {a})")
 
 
-@ptx("rcp.<round>{.ftz}.f32", "sqrt.<round>{.ftz}.f32", operands=2, round="rz rm rp")
+@ptx("rcp.<round>{.ftz}.f32", "sqrt.<round>{.ftz}.f32", operands=2, round="rn rz rm rp")
 def f32_function_rounded(e: Emitter, i: Instruction, m: Modifiers) -> None:
     a = _inputs(e, i, m, count=1)[0]
     if i.opcode == "rcp":
@@ -249,49 +202,3 @@ def f32_copysign(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def f32_property(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function = e.bind(scalar.PROPERTIES[m["property"]])
     e.write(i.operands[0], "b1", f"{function}({e.read(i.operands[1], 'f4')})")
-
-
-# f64: NumPy's own operations, which round to nearest.
-
-
-@ptx("add{.rn}.f64", "sub{.rn}.f64", "mul{.rn}.f64", "div.rn.f64", operands=3)
-def f64_arithmetic(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    d, a, b = i.operands
-    e.apply(BINARY[i.opcode], d, "f8", e.read(a, "f8"), e.read(b, "f8"))
-
-
-def f64_minimum(a: Array, b: Array) -> Array:
-    """A NaN loses against a number; -0 is less than +0."""
-    # Where the operands are equal and yet differ, they are zeros.
-    negative = np.where(np.signbit(a), a, b)
-    return np.where(a == b, negative, np.fmin(a, b))
-
-
-def f64_maximum(a: Array, b: Array) -> Array:
-    """A NaN loses against a number; +0 is greater than -0."""
-    positive = np.where(np.signbit(a), b, a)
-    return np.where(a == b, positive, np.fmax(a, b))
-
-
-@ptx("min.f64", "max.f64", operands=3)
-def f64_minmax(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    function = e.bind(f64_minimum if i.opcode == "min" else f64_maximum)
-    d, a, b = i.operands
-    e.write(d, "f8", f"{function}({e.read(a, 'f8')}, {e.read(b, 'f8')})")
-
-
-@ptx("abs.f64", "neg.f64", "sqrt.rn.f64", operands=2)
-def f64_unary(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    function = {"abs": np.absolute, "neg": np.negative, "sqrt": np.sqrt}[i.opcode]
-    e.apply(function, i.operands[0], "f8", e.read(i.operands[1], "f8"))
-
-
-@ptx("rcp.rn.f64", operands=2)
-def f64_reciprocal(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    e.apply(np.true_divide, i.operands[0], "f8", e.constant(1.0, "f8"), e.read(i.operands[1], "f8"))
-
-
-@ptx("fma.rn.f64", operands=4)
-def f64_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    a, b, c = (f"x.array({e.read(o, 'f8')})" for o in i.operands[1:])
-    e.write(i.operands[0], "f8", f"{e.bind(scalar.fma_f64)}({a}, {b}, {c})")

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpu.ptx.emit import Emitter
-from gpu.ptx.isa.floating import BINARY, UNARY
+from gpu.ptx.isa.floating import BINARY, xor_sign
 from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Instruction
+from gpu.ptx.tma import OOB_NAN
 from simkit.numerics import formats, minmax, scalar
 
 Array = np.ndarray
@@ -48,16 +49,20 @@ def half_lanes(
         raise e.error(f".ftz does not go with .{kind}")
     decode = e.bind(formats.decode_f16 if number == "f16" else formats.decode_bf16)
     flush = e.bind(flush_f16) if is_flushed else ""
-    if not kind.endswith("x2"):
-        bits = [[e.read(o, "u2") for o in i.operands[operands]]]
-    else:
-        words = [e.read(o, "u4") for o in i.operands[operands]]
-        sixteen = e.constant(16, "u4")
-        bits = [
-            [f"{w}.astype('u2')" for w in words],
-            [f"({w} >> {sixteen}).astype('u2')" for w in words],
-        ]
+    bits = half_bits(e, i, kind, operands)
     return [[f"{decode}({flush}({b}))" for b in part] for part in bits]
+
+
+def half_bits(e: Emitter, i: Instruction, kind: str, operands: slice) -> list[list[str]]:
+    """The operands' 16-bit patterns as expressions, one list per packed element."""
+    if not kind.endswith("x2"):
+        return [[e.read(o, "u2") for o in i.operands[operands]]]
+    words = [e.read(o, "u4") for o in i.operands[operands]]
+    sixteen = e.constant(16, "u4")
+    return [
+        [f"{w}.astype('u2')" for w in words],
+        [f"({w} >> {sixteen}).astype('u2')" for w in words],
+    ]
 
 
 def _write(e: Emitter, i: Instruction, m: Modifiers, encode: str, values: list[str]) -> None:
@@ -71,6 +76,11 @@ def _write(e: Emitter, i: Instruction, m: Modifiers, encode: str, values: list[s
         bits = [f"{e.bind(flush_f16)}({b})" for b in bits]
     if "relu" in m:
         bits = [f"{e.bind(clamp_negative)}({b})" for b in bits]
+    write_bits(e, i, bits)
+
+
+def write_bits(e: Emitter, i: Instruction, bits: list[str]) -> None:
+    """Writes one 16-bit pattern, or two packed."""
     if len(bits) == 1:
         e.write(i.operands[0], "u2", bits[0])
     else:
@@ -89,8 +99,26 @@ def half_arithmetic(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _write(e, i, m, _encoder(e, m["kind"]), [f"{function}({a}, {b})" for a, b in lanes])
 
 
-@ptx("fma.rn{.ftz}{.sat}{.relu}.<kind>", operands=4, kind=_KINDS)
+def has_oob(bits: Array) -> Array:
+    """Which f16 or bf16 bits are the NaN that stands for an element outside a tensor."""
+    return bits == np.uint16(OOB_NAN)
+
+
+def drop_oob(result: Array, *operands: Array) -> Array:
+    """``result`` bits with +0 where one of the operands' bits is the out-of-bounds NaN."""
+    outside = has_oob(operands[0])
+    for bits in operands[1:]:
+        outside = outside | has_oob(bits)
+    return np.where(outside, np.uint16(0), result)
+
+
+@ptx("fma.rn{.ftz}.<kind>", "fma.rn{.ftz}.sat.<kind>", "fma.rn{.ftz}.relu.<kind>", operands=4,
+     kind=_KINDS)  # fmt: skip
+@ptx("fma.rn.oob{.relu}.<kind>", operands=4, kind=_KINDS)
 def half_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    if "oob" in m:
+        _half_fma_in_bounds(e, i, m)
+        return
     function = e.bind(scalar.fma_odd)
     is_f16 = m["kind"].startswith("f16")
     encode = e.bind(scalar.encode_f16_once if is_f16 else scalar.encode_bf16_once)
@@ -98,11 +126,36 @@ def half_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
     _write(e, i, m, encode, [f"{function}({a}, {b}, {c})" for a, b, c in lanes])
 
 
+def _half_fma_in_bounds(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    """``fma.oob``: 0 where an operand is the out-of-bounds NaN; the rest as always."""
+    function = e.bind(scalar.fma_odd)
+    is_f16 = m["kind"].startswith("f16")
+    encode = e.bind(scalar.encode_f16_once if is_f16 else scalar.encode_bf16_once)
+    bits = []
+    raw = half_bits(e, i, m["kind"], slice(1, None))
+    lanes = half_lanes(e, i, m["kind"], slice(1, None))
+    for (a, b, c), operands in zip(lanes, raw, strict=True):
+        value = f"{encode}({function}({a}, {b}, {c}))"
+        if "relu" in m:
+            value = f"{e.bind(clamp_negative)}({value})"
+        bits.append(f"{e.bind(drop_oob)}({value}, {', '.join(operands)})")
+    write_bits(e, i, bits)
+
+
 @ptx("min{.ftz}{.NaN}.<kind>", "max{.ftz}{.NaN}.<kind>", operands=3, kind=_KINDS)
+@ptx("min{.ftz}{.NaN}.xorsign.abs.<kind>", "max{.ftz}{.NaN}.xorsign.abs.<kind>", operands=3,
+     kind=_KINDS)  # fmt: skip
 def half_minmax(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function = e.bind(minmax.fmin_ptx if i.opcode == "min" else minmax.fmax_ptx)
     values = []
     for a, b in half_lanes(e, i, m["kind"], slice(1, None), "ftz" in m):
+        if "xorsign" in m:
+            size = e.bind(np.absolute)
+            value = f"{function}({size}({a}), {size}({b}))"
+            if "NaN" in m:
+                value = f"{e.bind(scalar.propagate_nan)}({value}, {a}, {b})"
+            values.append(f"{e.bind(xor_sign)}({value}, {a}, {b})")
+            continue
         value = f"{function}({a}, {b})"
         if "NaN" in m:
             value = f"{e.bind(scalar.propagate_nan)}({value}, {a}, {b})"
@@ -129,8 +182,9 @@ def half_sign(e: Emitter, i: Instruction, m: Modifiers) -> None:
 @ptx("ex2.approx.<kind>", "tanh.approx.<kind>", operands=2, kind=_KINDS)
 @ptx("ex2.approx.ftz.<kind>", operands=2, kind="bf16 bf16x2")
 def half_function(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    function = e.bind(UNARY[i.opcode])
-    values = [f"{function}({a})" for (a,) in half_lanes(e, i, m["kind"], slice(1, None))]
+    name = f"{i.opcode}.{m['kind'].removesuffix('x2')}"
+    lanes = half_lanes(e, i, m["kind"], slice(1, None))
+    values = [f"x.approximate({name!r}, {a})" for (a,) in lanes]
     if "ftz" in m:
         # Subnormal bf16 numbers are those of float32; ex2 makes 1 of a subnormal operand anyway.
         values = [f"{e.bind(scalar.flush)}({v})" for v in values]

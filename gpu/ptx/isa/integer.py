@@ -558,18 +558,32 @@ def set_predicate(e: Emitter, i: Instruction, m: Modifiers) -> None:
         e.apply(function, i.operands[0], "b1", a, b)
 
 
+# What "true" is in each result type, in two or four bytes.
+TRUTHS = {
+    "u32": 0xFFFFFFFF, "s32": 0xFFFFFFFF, "f32": 0x3F800000,
+    "u16": 0xFFFF, "s16": 0xFFFF, "f16": 0x3C00, "bf16": 0x3F80,
+}  # fmt: skip
+
+
+def combined(e: Emitter, i: Instruction, m: Modifiers, value: str) -> str:
+    """A comparison, combined with the predicate that the instruction has for it, if any."""
+    if "combine" not in m:
+        return value
+    return f"{e.bind(COMBINERS[m['combine']])}({value}, {e.read(i.operands[3], 'b1')})"
+
+
 def write_truth(e: Emitter, i: Instruction, m: Modifiers, value: str) -> None:
-    """Stores a comparison, combined with a predicate if there is one, as all ones or as 1.0f."""
-    if "combine" in m:
-        value = f"{e.bind(COMBINERS[m['combine']])}({value}, {e.read(i.operands[3], 'b1')})"
-    true = e.constant(0x3F800000 if m["result"] == "f32" else 0xFFFFFFFF, "u4")
-    e.write(i.operands[0], "u4", f"{e.bind(np.where)}({value}, {true}, {e.constant(0, 'u4')})")
+    """Stores a comparison, combined with a predicate if there is one, as all ones or as 1."""
+    code = f"u{SIZES[m['result']]}"
+    true, false = e.constant(TRUTHS[m["result"]], code), e.constant(0, code)
+    e.write(i.operands[0], code, f"{e.bind(np.where)}({combined(e, i, m, value)}, {true}, {false})")
 
 
 @ptx("set.<compare>.<result>.<type>", operands=3, compare=" ".join(_COMPARISONS),
-     result="u32 s32 f32", type=f"{_INT} {_BITS}")  # fmt: skip
+     result="u32 s32 f32 f16 bf16", type=f"{_INT} {_BITS}")  # fmt: skip
 @ptx("set.<compare>.<combine>.<result>.<type>", operands=4, compare=" ".join(_COMPARISONS),
-     combine=" ".join(COMBINERS), result="u32 s32 f32", type=f"{_INT} {_BITS}")  # fmt: skip
+     combine=" ".join(COMBINERS), result="u32 s32 f32 f16 bf16",
+     type=f"{_INT} {_BITS}")  # fmt: skip
 def set_value(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = CODES[m["type"]]
     a, b = (e.read(o, code) for o in i.operands[1:3])

@@ -12,7 +12,15 @@ import numpy as np
 
 from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
-from gpu.ptx.syntax import Address, Instruction, Operand, Sink, Symbol
+from gpu.ptx.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Sink,
+    Symbol,
+)
 from gpu.ptx.types import CODES, SIZES
 from simkit.numerics import formats, minmax
 
@@ -36,6 +44,13 @@ def _space(m: Modifiers) -> str:
 
 def _width(m: Modifiers) -> int:
     return int(m["vector"][1:]) if "vector" in m else 1
+
+
+def _check_width(e: Emitter, m: Modifiers, size: int) -> None:
+    """Vectors have up to 16 bytes; those of global memory, of 4- or 8-byte elements, up to 32."""
+    limit = 32 if _space(m) in ("global", "generic") and SIZES[m["type"]] >= 4 else 16
+    if size > limit:
+        raise e.error(f"a vector access of {size} bytes, at most {limit} are possible")
 
 
 _LOAD = "{.<space>}{.<cache>}{.<l1>}{.<l2>}{.L2::cache_hint}{.<prefetch>}{.<vector>}.<type>"
@@ -64,8 +79,7 @@ def load(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source = i.operands[:2]
     size, count = SIZES[m["type"]], _width(m)
     space = _space(m)
-    if size * count > 32 or (size * count > 16 and "v8" not in m.get("vector", "v8")):
-        raise e.error(f"a vector access of {size * count} bytes")
+    _check_width(e, m, size * count)
     elements = e.elements(target)
     if len(elements) != count:
         raise e.error(f"{len(elements)} destinations for {count} elements")
@@ -73,6 +87,8 @@ def load(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = f"i{size}" if m["type"].startswith("s") else f"u{size}"
     if space == "param" and isinstance(source, Address) and isinstance(source.base, Symbol):
         offset = e.symbol(source.base.name) + source.base.offset + source.offset
+        if not 0 <= offset <= e.program.parameter_bytes - size * count:
+            raise e.error(f"the kernel has {e.program.parameter_bytes} bytes of parameters")
         for lane, element in enumerate(elements):
             e.write(element, code, f"x.parameter({offset + lane * size}, {size}).view('{code}')")
         return
@@ -106,6 +122,7 @@ _STORE = "{.<space>}{.<cache>}{.<l1>}{.<l2>}{.L2::cache_hint}{.<vector>}.<type>"
 def store(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source = i.operands[:2]
     size, count = SIZES[m["type"]], _width(m)
+    _check_width(e, m, size * count)
     elements = e.elements(source)
     if len(elements) != count:
         raise e.error(f"{len(elements)} sources for {count} elements")
@@ -140,6 +157,7 @@ ATOMICS: dict[str, Combiner] = {
 }
 _ATOMIC_SPACES = "global shared shared::cta shared::cluster"
 _ATOMIC_TYPES = "b32 b64 u32 u64 s32 s64 f32 f64 f16 bf16 f16x2 bf16x2"
+_VECTOR_TYPES = ("f32", "f16", "bf16", "f16x2", "bf16x2")
 _ATOMIC_TAIL = "{.noftz}{.L2::cache_hint}{.<vector>}.<type>"
 # The ISA puts the space last; ptxas also takes it first, as LLVM and Triton write it.
 _ATOMIC_HEADS = (
@@ -199,6 +217,16 @@ def _vector(e: Emitter, m: Modifiers, operand: Operand) -> tuple[Operand, ...]:
     return elements
 
 
+def _check_vector(e: Emitter, m: Modifiers, base: str, offset: int) -> None:
+    """Which vectors there are: pairs to eights of halves, up to 16 bytes; and their alignment."""
+    if "vector" not in m:
+        return
+    size = _width(m) * SIZES[m["type"]]
+    if size > 16 or m["type"] not in _VECTOR_TYPES or _space(m) not in ("global", "generic"):
+        raise e.error(f"there are no {_space(m)} atomics of {m['vector']} of {m['type']}")
+    e.line(f"x.aligned({_space(m)!r}, {base}, {offset}, {size}, {e.mask}, {e.site})")
+
+
 @ptx(
     *(f"atom{h}.<operation>{_ATOMIC_TAIL}" for h in _ATOMIC_HEADS),
     operands=(3, 4),
@@ -214,6 +242,7 @@ def atomic(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function, code = bound_combiner(e, m)
     base, offset = e.address(i.operands[1])
     targets, values = (_vector(e, m, i.operands[k]) for k in (0, 2))
+    _check_vector(e, m, base, offset)
     # All elements first: a destination may be an operand of the next one.
     old = [
         e.fresh(
@@ -248,6 +277,67 @@ def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
     )
 
 
+_PAIR = np.dtype([("low", "u8"), ("high", "u8")])
+
+
+def pair_up(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """128-bit values from their halves."""
+    pairs = np.empty(low.shape, _PAIR)
+    pairs["low"], pairs["high"] = low, high
+    return pairs
+
+
+@ptx(
+    *(f"atom{h}.exch{{.L2::cache_hint}}.b128" for h in _ATOMIC_HEADS),
+    operands=(3, 4),
+    pure=False,
+    ordering=_ORDERINGS,
+    scope=_SCOPES,
+    space=_ATOMIC_SPACES,
+)
+@ptx(
+    *(f"atom{h}.cas.b128" for h in _ATOMIC_HEADS),
+    operands=4,
+    pure=False,
+    ordering=_ORDERINGS,
+    scope=_SCOPES,
+    space=_ATOMIC_SPACES,
+)
+def wide_atomic(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    """128-bit registers arrive as pairs of 64-bit ones."""
+    base, offset = e.address(i.operands[1])
+    operands = []
+    for operand in i.operands[2 : 4 if "cas" in m else 3]:
+        if len(e.elements(operand)) != 2:
+            raise e.error("the operands of a 128-bit atomic are .b128 registers")
+        halves = ", ".join(f"x.array({e.read(o, 'u8')})" for o in e.elements(operand))
+        operands.append(f"{e.bind(pair_up)}({halves})")
+    value, compare = operands[-1], operands[0] if "cas" in m else "None"
+    old = e.fresh(
+        f"x.atomic({_space(m)!r}, {base}, {offset}, {e.bind(_exchange)}, {value}, {compare},"
+        f" {e.mask}, {e.site})"
+    )
+    targets = e.elements(i.operands[0])
+    if len(targets) == 2:
+        e.write(targets[0], "u8", f"{old}['low']")
+        e.write(targets[1], "u8", f"{old}['high']")
+    elif not isinstance(targets[0], Sink):
+        raise e.error("the result of a 128-bit atomic is a .b128 register")
+
+
+@ptx("st.bulk{.weak}{.<space>}", operands=3, results=0, pure=False, space="shared::cta shared")
+def store_bulk(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    target, size, value = i.operands
+    if not isinstance(value, Immediate) or value.value != 0:
+        raise e.error("st.bulk writes zeros only")
+    base, offset = e.address(target)
+    wide = isinstance(size, Register) and e.register_code(size.name) == "u8"
+    e.line(
+        f"x.store_zeros({_space(m)!r}, {base}, {offset}, {e.read(size, 'u8' if wide else 'u4')},"
+        f" {e.mask}, {e.site})"
+    )
+
+
 @ptx(
     *(f"red{h}.<operation>{_ATOMIC_TAIL}" for h in _ATOMIC_HEADS),
     operands=(2, 3),
@@ -263,6 +353,7 @@ def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def reduction(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function, code = bound_combiner(e, m)
     base, offset = e.address(i.operands[0])
+    _check_vector(e, m, base, offset)
     for k, value in enumerate(_vector(e, m, i.operands[1])):
         e.line(
             f"x.atomic({_space(m)!r}, {base}, {offset + k * SIZES[m['type']]}, {function},"

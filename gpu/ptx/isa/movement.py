@@ -12,7 +12,7 @@ import numpy as np
 from gpu.ptx import spaces
 from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
-from gpu.ptx.syntax import Instruction, Register, Sink, Vector
+from gpu.ptx.syntax import Instruction, Operand, Register, Sink, Vector
 from gpu.ptx.types import SIZES, code_size
 
 Array = np.ndarray
@@ -26,17 +26,27 @@ Modifiers = Mapping[str, str]
 )
 def move(e: Emitter, i: Instruction, m: Modifiers) -> None:
     target, source = i.operands
-    if isinstance(source, Vector):
+    if m["type"] == "b128":
+        _move_wide(e, target, source)
+    elif isinstance(source, Vector):
         _pack(e, i, source)
     elif isinstance(target, Vector):
-        _unpack(e, target, source)
-    elif m["type"] == "b128":
-        raise e.error("128-bit registers are not supported")
+        _unpack(e, i, target)
     elif m["type"] == "pred":
         e.write(target, "b1", e.read(source, "b1"))
     else:
         code = f"u{SIZES[m['type']]}"
         e.write(target, code, e.read(source, code))
+
+
+def _move_wide(e: Emitter, target: Operand, source: Operand) -> None:
+    """128-bit registers arrive as pairs of 64-bit ones, and so do both sides of a move."""
+    pairs = [e.elements(target), e.elements(source)]
+    if [len(p) for p in pairs] != [2, 2]:
+        raise e.error("mov.b128 takes .b128 registers or pairs of 64-bit ones")
+    values = [e.fresh(f"x.array({e.read(o, 'u8')}).copy()") for o in pairs[1]]
+    for element, value in zip(pairs[0], values, strict=True):
+        e.write(element, "u8", value)
 
 
 @ptx("$move.<type>", operands=2, type="b8 u8 s8 b16 u16 s16 f16 bf16")
@@ -46,15 +56,21 @@ def narrow_move(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.write(i.operands[0], code, e.read(i.operands[1], code))
 
 
-def _part_code(e: Emitter, vector: Vector, whole: int) -> str:
-    return f"u{whole // len(vector.elements)}"
+def _part_code(e: Emitter, i: Instruction, vector: Vector) -> str:
+    """The code of the parts that a packed or unpacked value consists of."""
+    kind, count = i.modifiers[0], len(vector.elements)
+    part = SIZES[kind] // count if count in (2, 4) else 0
+    if kind[0] != "b" or not part:
+        raise e.error(f"{kind} does not consist of {count} parts")
+    for element in vector.elements:
+        if isinstance(element, Register) and code_size(e.register_code(element.name)) != part:
+            raise e.error(f"register {element.name} does not have the {8 * part} bits of a part")
+    return f"u{part}"
 
 
 def _pack(e: Emitter, i: Instruction, source: Vector) -> None:
     """``mov.b32 d, {lo, hi}``: the first element is the lowest."""
-    whole = SIZES[i.modifiers[0]]
-    part = _part_code(e, source, whole)
-    code = f"u{whole}"
+    part, code = _part_code(e, i, source), f"u{SIZES[i.modifiers[0]]}"
     pieces = []
     for place, element in enumerate(source.elements):
         value = f"{e.read(element, part)}.astype('{code}')"
@@ -63,13 +79,9 @@ def _pack(e: Emitter, i: Instruction, source: Vector) -> None:
     e.write(i.operands[0], code, " | ".join(pieces))
 
 
-def _unpack(e: Emitter, target: Vector, source: object) -> None:
-    registers = [t for t in target.elements if isinstance(t, Register)]
-    if not registers:
-        return
-    part = e.register_code(registers[0].name)
-    code = f"u{code_size(part) * len(target.elements)}"
-    value = e.read(source, code)  # type: ignore[arg-type]
+def _unpack(e: Emitter, i: Instruction, target: Vector) -> None:
+    part, code = _part_code(e, i, target), f"u{SIZES[i.modifiers[0]]}"
+    value = e.read(i.operands[1], code)
     places = []
     for place, element in enumerate(target.elements):
         if not isinstance(element, Sink):

@@ -53,6 +53,7 @@ def _matrix(e: Emitter, operand: Operand, count: int, part: str, kind: str = "")
     "mma.sync.aligned.<shape>.row.col.f32.<a>.<b>.f32",
     operands=4,
     pure=False,
+    is_chained=True,
     shape="m16n8k4 m16n8k8 m16n8k16 m16n8k32",
     a="bf16 f16 tf32 e4m3 e5m2",
     b="bf16 f16 tf32 e4m3 e5m2",
@@ -72,6 +73,8 @@ def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
     right = _matrix(e, b, counts_b[1], "b", m["b"])
     start = _matrix(e, c, 4, "c")
     kind = m["a"] if m["a"] == m["b"] else "e5m2"
+    if kind in ("e4m3", "e5m2"):
+        kind += f" {m['shape'].partition('k')[2]}"
     matrix = e.fresh(f"x.mma({left}, {right}, {start}, {kind!r})")
     names = _names(e, d, 4)
     if i.guard is None and len(names) == 4:
@@ -97,7 +100,8 @@ def load_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error(f"{len(elements)} destinations for {count} matrices")
     e.line(f"x.converged(None, {e.mask}, {e.site})")
     values = e.fresh(
-        f"x.load_matrix({_space(m)!r}, {base}, {offset}, {count}, {'trans' in m}, {e.site})"
+        f"x.load_matrix({_space(m)!r}, {base}, {offset}, {count}, {'trans' in m}, {e.mask},"
+        f" {e.site})"
     )
     for index, element in enumerate(elements):
         e.write(element, "u4", f"{values}[{index}]")
@@ -115,7 +119,8 @@ def store_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
     e.line(f"x.converged(None, {e.mask}, {e.site})")
     values = ", ".join(f"x.array({e.read(o, 'u4')})" for o in elements)
     e.line(
-        f"x.store_matrix({_space(m)!r}, {base}, {offset}, ({values},), {'trans' in m}, {e.site})"
+        f"x.store_matrix({_space(m)!r}, {base}, {offset}, ({values},), {'trans' in m}, {e.mask},"
+        f" {e.site})"
     )
 
 

@@ -51,7 +51,8 @@ def source_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 @cache
 def constant_lanes(mode: str, b: int, c: int) -> tuple[Array, Array]:
     """source_lanes for constants: one row index per lane."""
-    source, inside = source_lanes(mode, np.array(b, np.uint32), np.array(c, np.uint32))
+    b_word, c_word = (np.array(value & 0xFFFFFFFF, np.uint32) for value in (b, c))
+    source, inside = source_lanes(mode, b_word, c_word)
     return np.broadcast_to(source, (32, 1))[:, 0].copy(), np.broadcast_to(inside, (32, 1)).copy()
 
 
@@ -62,12 +63,10 @@ def shuffle(a: Array, mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 
 
 @ptx("shfl.sync.<mode>.b32", operands=5, mode="up down bfly idx", pure=False)
-@ptx("shfl.<mode>.b32", operands=4, mode="up down bfly idx", pure=False)
 def shuffle_lanes(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    d, a, b, c = i.operands[:4]
+    d, a, b, c, members = i.operands
     target, predicate = (d.first, d.second) if isinstance(d, Pair) else (d, None)
-    if len(i.operands) == 5:
-        e.line(f"x.converged({e.read(i.operands[4], 'u4')}, {e.mask}, {e.site})")
+    e.line(f"x.converged({e.read(members, 'u4')}, {e.mask}, {e.site})")
     value = f"x.array({e.read(a, 'u4')})"
     if isinstance(b, Immediate) and isinstance(c, Immediate):
         lanes, inside = constant_lanes(m["mode"], int(b.value), int(c.value))

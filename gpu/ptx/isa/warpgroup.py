@@ -11,6 +11,7 @@ from gpu.ptx.syntax import Immediate, Instruction, Not, Operand, Register, Vecto
 Modifiers = Mapping[str, str]
 
 _SHAPES = " ".join(f"m64n{n}k{k}" for n in range(8, 257, 8) for k in (8, 16, 32))
+_FP8 = ("e4m3", "e5m2")
 _K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32}
 
 
@@ -46,7 +47,8 @@ def wait(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def multiply(e: Emitter, i: Instruction, m: Modifiers) -> None:
     rows, k = m["shape"][4:].split("k")
     n, is_half = int(rows), m["d"] == "f16"
-    if int(k) != _K[m["a"]] or _K[m["b"]] != _K[m["a"]]:
+    is_fp8 = m["a"] in _FP8 and m["b"] in _FP8
+    if int(k) != _K[m["a"]] or not (m["a"] == m["b"] or is_fp8):
         raise e.error(f"wgmma has no shape {m['shape']} for {m['a']} and {m['b']}")
     if is_half and m["a"] in ("bf16", "tf32"):
         raise e.error(f"wgmma of {m['a']} accumulates in f32 only")
@@ -64,15 +66,7 @@ def multiply(e: Emitter, i: Instruction, m: Modifiers) -> None:
         left = f"None, {_registers(e, a, 4)!r}"
     else:
         left = f"{e.read(a, 'u8')}, ()"
-    accumulate = (
-        str(bool(int(scale_d.value)))
-        if isinstance(scale_d, Immediate)
-        else e.read(scale_d, "b1")
-        if isinstance(scale_d, Register | Not)
-        else ""
-    )
-    if not accumulate:
-        raise e.error("scale-d must be a predicate or a constant")
+    accumulate = _accumulates(e, scale_d)
     for name in accumulator:
         e.view(name, "u4")  # so that copied registers are written back
     e.line(
@@ -80,6 +74,43 @@ def multiply(e: Emitter, i: Instruction, m: Modifiers) -> None:
         f" {e.read(b, 'u8')}, {accumulate}, {_sign(e, scale_a)}, {_sign(e, scale_b)},"
         f" {transposed_a}, {transposed_b}, {accumulator!r}, {e.mask}, {e.site})"
     )
+
+
+@ptx(
+    "wgmma.mma_async.sync.aligned.<shape>{.satfinite}.s32.<a>.<b>",
+    operands=4,
+    reads_results=True,
+    pure=False,
+    shape=_SHAPES,
+    a="s8 u8",
+    b="s8 u8",
+)
+def multiply_integers(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    rows, k = m["shape"][4:].split("k")
+    n = int(rows)
+    # Columns come in eights up to 24, then in sixteens.
+    if k != "32" or (n > 24 and n % 16):
+        raise e.error(f"wgmma has no shape {m['shape']} for {m['a']} and {m['b']}")
+    d, a, b, scale_d = i.operands
+    accumulator = _registers(e, d, n // 2)
+    if isinstance(a, Vector):
+        left = f"None, {_registers(e, a, 4)!r}"
+    else:
+        left = f"{e.read(a, 'u8')}, ()"
+    e.line(
+        f"x.warpgroup_multiply({n}, False, {m['a']!r}, {m['b']!r}, {left}, {e.read(b, 'u8')},"
+        f" {_accumulates(e, scale_d)}, False, False, False, False, {accumulator!r}, {e.mask},"
+        f" {e.site}, {'satfinite' in m})"
+    )
+
+
+def _accumulates(e: Emitter, scale_d: Operand) -> str:
+    """Whether the accumulator takes part: a constant or a predicate."""
+    if isinstance(scale_d, Immediate):
+        return str(bool(int(scale_d.value)))
+    if isinstance(scale_d, Register | Not):
+        return e.read(scale_d, "b1")
+    raise e.error("scale-d must be a predicate or a constant")
 
 
 def _registers(e: Emitter, operand: Operand, count: int) -> tuple[str, ...]:

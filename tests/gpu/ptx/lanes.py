@@ -104,7 +104,8 @@ def _launch(
     parameters = ", ".join(f".param .u64 p_{n}" for n in ["go", *inputs, *outputs])
     statements = "\n".join(_prologue() + lines + body + _stores(dtypes))
     kernel = dev.load(
-        f"{HEADER.replace('sm_90a', target)}.visible .entry k({parameters})\n{{\n{statements}\nret;\n}}\n"
+        f"{HEADER.replace('sm_90a', target)}"
+        f".visible .entry k({parameters})\n{{\n{statements}\nret;\n}}\n"
     ).kernel("k")
     go = dev.array(active.astype(np.uint8))
     block = min(count, _BLOCK)

@@ -93,6 +93,8 @@ def test_misspelt_instructions_are_all_listed() -> None:
         ("cp.async.cg.shared.global [%rd1], [%x], 8;", "cp.async.cg copies 16 bytes"),
         ("cp.async.ca.shared.global [%rd1], [%x], 12;", "cp.async copies 4, 8 or 16 bytes"),
         ("call nothing;", "call of unknown function 'nothing'"),
+        ("ld.param.u64 %rd1, [p_x+4];", "the kernel has 8 bytes of parameters"),
+        ("ld.param.u32 %r1, [p_x-4];", "the kernel has 8 bytes of parameters"),
         ("again: add.u32 %r1, %r1, 1; again: bra again;", "label 'again' is defined twice"),
         (".reg .b33 %q;", "unknown register type '.b33'"),
         (".reg .b32 %q; .reg .b32 %q;", "register '%q' is declared twice"),

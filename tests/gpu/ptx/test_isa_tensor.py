@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from lanes import run
 
+from simkit.errors import LaunchError, PtxError
+
 
 def matrices(count: int, warps: int = 2) -> np.ndarray:
     """``count`` 8 x 8 matrices per warp with rows in an order of their own."""
@@ -209,3 +211,97 @@ def test_mma_in_place_and_in_a_chain() -> None:
     """
     got = run(body, {"out": np.zeros((32, 4), np.float32)}).arrays["out"]
     assert (got == 1 + 2 * float((a @ a)[0, 0])).all()
+
+
+# Products in a row whose accumulators are looked at, changed or exchanged in between: what the
+# executor keeps as matrices must be what the registers say. Every element of A and B is 2.0, so
+# that a product of depth 16 adds 64 to each element.
+PRODUCT = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{d}}}, {{%r1, %r1, %r1, %r1}},"
+    " {{%r1, %r1}}, {{{c}}};"
+)
+STRAIGHT = "%f1, %f2, %f3, %f4"
+
+
+def product(d: str = STRAIGHT, c: str = STRAIGHT) -> str:
+    return PRODUCT.format(d=d, c=c)
+
+
+BETWEEN: dict[str, tuple[str, list[float]]] = {
+    "nothing": ("", [128, 128, 128, 128]),
+    "an addition": ("add.f32 %f1, %f1, 0f3F800000;", [129, 128, 128, 128]),
+    "a sum elsewhere": (
+        "add.f32 %f9, %f1, 0f3F800000; mov.f32 %f2, %f9;",
+        [128, 129, 128, 128],
+    ),
+    "an exchange": (
+        "mov.f32 %f2, 0f40A00000; mov.f32 %f9, %f2; mov.f32 %f2, %f3; mov.f32 %f3, %f9;",
+        [128, 128, 69, 128],
+    ),
+    "a guard": ("setp.lt.u32 %p1, %t5, 16; @%p1 mov.f32 %f4, 0f00000000;", []),
+    "a store": ("st.global.f32 [%scratch], %f3;", [128, 128, 128, 128]),
+    "a shuffle": ("shfl.sync.idx.b32 %f1, %f1, 0, 0x1f, -1;", [128, 128, 128, 128]),
+    "another input": ("mov.b32 %r1, 0;", [64, 64, 64, 64]),
+    "a guarded product": (
+        "setp.eq.u32 %p1, %t5, 99; @%p1 " + product(),
+        [128, 128, 128, 128],
+    ),
+    "a product aside": (product("%f5, %f6, %f7, %f8"), [128, 128, 128, 128]),
+    "rotated accumulators": (product("%f2, %f3, %f4, %f1"), [192, 192, 192, 192]),
+}
+
+
+@pytest.mark.parametrize("what", BETWEEN)
+@pytest.mark.parametrize("loop", [False, True])
+def test_chained_products(what: str, loop: bool) -> None:
+    between, wanted = BETWEEN[what]
+    start = " ".join(f"mov.f32 %f{k}, 0f00000000;" for k in range(1, 10))
+    middle = f"{product()}\n{between}\n{product()}"
+    if loop:
+        middle = f"mov.u32 %r9, 0; again: {middle} add.u32 %r9, %r9, 1; setp.lt.u32 %p9, %r9, 1;"
+        middle += " @%p9 bra again;"
+    body = f"""
+        mov.b32 %r1, 0x40004000;
+        {start}
+        {middle}
+        mad.wide.u32 %rd1, %t5, 16, %out;
+        st.global.v4.f32 [%rd1], {{{STRAIGHT}}};
+    """
+    arrays = {"out": np.zeros((64, 4), np.float32), "scratch": np.zeros(1, np.float32)}
+    got = run(body, arrays, block=(64,)).arrays["out"]
+    if what == "a guard":
+        # Lanes 0-15 start the second product's last element from zero.
+        assert (got[:16] == [128, 128, 128, 64]).all()
+        assert (got[16:] == 128).all()
+    else:
+        assert (got == wanted).all(), got[0]
+
+
+def test_products_in_a_diverged_warp_are_refused() -> None:
+    body = "setp.lt.u32 %p1, %t5, 5; @%p1 bra skip; mov.b32 %r1, 0;" + product() + "skip:"
+    with pytest.raises(LaunchError, match="does not execute the instruction"):
+        run(body, {"out": np.zeros(1)})
+
+
+def test_products_of_some_warps() -> None:
+    """Warps 0 and 2 multiply, the others do not."""
+    body = f"""
+        mov.b32 %r1, 0x40004000;
+        {" ".join(f"mov.f32 %f{k}, 0f3F800000;" for k in range(1, 5))}
+        and.b32 %r2, %t5, 32; setp.ne.u32 %p1, %r2, 0;
+        @%p1 bra skip;
+        {product()}
+        skip:
+        mad.wide.u32 %rd1, %t5, 16, %out;
+        st.global.v4.f32 [%rd1], {{{STRAIGHT}}};
+    """
+    got = run(body, {"out": np.zeros((4, 32, 4), np.float32)}, block=(128,)).arrays["out"]
+    assert (got[::2] == 65).all()
+    assert (got[1::2] == 1).all()
+
+
+@pytest.mark.parametrize("bad", ["%p1", "%rd1", "%h1"])
+def test_accumulators_of_the_wrong_width(bad: str) -> None:
+    for body in (product(d=f"%f1, {bad}, %f3, %f4"), product(c=f"%f1, {bad}, %f3, %f4")):
+        with pytest.raises(PtxError, match=f"register {bad}"):
+            run(f"mov.b32 %r1, 0;\n{body}", {"out": np.zeros(1)})

@@ -26,11 +26,17 @@ LOG2_E = 1.4426950408889634
 
 
 @cache
-def attention_kernel(kind: str, causal: bool, arch: int) -> Compiled:
+def attention_kernel(
+    kind: str,
+    causal: bool,
+    arch: int,
+    tiles: tuple[int, int, int] = (64, 64, 64),
+    num_warps: int = 4,
+) -> Compiled:
     pointers = dict.fromkeys("qkvo", f"*{kind}")
     signature = pointers | {"lse": "*fp32", "n": "i32", "scale_log2": "fp32"}
-    constants = {"CAUSAL": causal, "M": 64, "N": 64, "D": 64}
-    return compile_ptx(kernels.flash_attention, signature, constants, arch)
+    constants = {"CAUSAL": causal} | dict(zip("MND", tiles, strict=True))
+    return compile_ptx(kernels.flash_attention, signature, constants, arch, num_warps)
 
 
 def attention(
@@ -83,6 +89,43 @@ def check_attention(kind: str, causal: bool, arch: int, options: Options) -> Non
     assert moved[("o", "write")] == size
     tiles = 6 if causal else 9  # of K and V, by the three programs of a head
     assert moved[("k", "read")] == moved[("v", "read")] == heads * tiles * 64 * d * 2
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("tiles", "num_warps"), [((128, 64, 64), 8), ((64, 32, 128), 4), ((128, 128, 128), 8)]
+)
+def test_other_tiles(tiles: tuple[int, int, int], num_warps: int, arch: int) -> None:
+    """Two warpgroups, head dimension 128, keys in tiles of 32."""
+    n, (m, _, d) = 256, tiles
+    generator = np.random.default_rng(d)
+    q, k, v = (generator.standard_normal((1, n, d)).astype(np.float16) for _ in range(3))
+    device = gpu.open("ptx", ARCHITECTURES[arch])
+    o, lse = device.empty((1, n, d), np.float16), device.empty((1, n), np.float32)
+    arguments = [*map(device.array, (q, k, v)), o, lse, n, np.float32(LOG2_E / np.sqrt(d))]
+    launch(device, attention_kernel("fp16", True, arch, tiles, num_warps), (n // m, 1), arguments)
+    output, log_sum = attention(q, k, v, True)
+    np.testing.assert_allclose(o.to_numpy().astype(np.float64), output, atol=3 * 2.0**-10)
+    np.testing.assert_allclose(lse.to_numpy(), log_sum, atol=1e-3)
+
+
+def test_fp8() -> None:
+    """Inputs, P and output are e4m3: three fraction bits."""
+    n, d = 128, 64
+    e4m3 = np.dtype(ml_dtypes.float8_e4m3fn)
+    generator = np.random.default_rng(8)
+    q, k, v = (generator.standard_normal((1, n, d)).astype(e4m3) for _ in range(3))
+    device = gpu.open("ptx")
+    o, lse = device.empty((1, n, d), e4m3), device.empty((1, n), np.float32)
+    arguments = [*map(device.array, (q, k, v)), o, lse, n, np.float32(LOG2_E / np.sqrt(d))]
+    kernel = attention_kernel("fp8e4nv", False, 90)
+    assert "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3" in kernel.ptx
+    launch(device, kernel, (n // 64, 1), arguments)
+    output, log_sum = attention(q, k, v, False)
+    # P is within 2^-4 of itself or, being subnormal, 2^-10; so is the output.
+    p_error = 2.0**-4 * attention(q, k, np.abs(v.astype(np.float32)), False)[0] + 2.0**-10 * 128
+    np.testing.assert_array_less(np.abs(o.to_numpy().astype(np.float64) - output), 2 * p_error)
+    np.testing.assert_allclose(lse.to_numpy(), log_sum, atol=1e-2)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("triton.language")
 
 import kernels_in_triton as kernels
+import kernels_of_features as features
+import triton.language as tl
 from triton_launch import Compiled, Descriptor, compile_ptx, launch
 
 import gpu
@@ -169,3 +171,54 @@ def test_a_descriptor_that_the_hardware_refuses() -> None:
     arrays = [device.array(a), device.array(np.ascontiguousarray(b.T)), c]
     with pytest.raises(LaunchError, match=r"strides\[0\] is 200 bytes, not a multiple of 16"):
         launch(device, device_descriptor_kernel(90), (1, 1), [*arrays, m, n, k])
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), *SCHEDULES], ids=str)
+def test_persistent_matmul(schedule: Schedule) -> None:
+    """Two programs for six tiles: barriers and buffers are used again and again."""
+    m, n, k = 128, 192, 192
+    signature = dict.fromkeys("abc", "*fp16") | dict.fromkeys("mnk", "i32")
+    kernel = compile_ptx(features.persistent_matmul, signature, SIZES | {"PROGRAMS": 2}, 90)
+    a, b = random_matrices("fp16", m, n, k)
+    device = gpu.open("ptx", "h100", Options(schedule=schedule))
+    c = device.empty((m, n), np.float16)
+    arrays = [device.array(a), device.array(np.ascontiguousarray(b.T)), c]
+    launch(device, kernel, (2,), [*arrays, m, n, k])
+    assert np.array_equal(c.to_numpy(), a.astype(np.float64) @ b.astype(np.float64))
+
+
+def test_addition_by_a_tensor_copy() -> None:
+    kernel = compile_ptx(
+        features.add_by_descriptor, {"a": "*fp16", "c": "*fp16"}, {"M": 32, "N": 64}, 90
+    )
+    assert "cp.reduce.async.bulk.tensor" in kernel.ptx
+    generator = np.random.default_rng(6)
+    a, c = (generator.standard_normal((32, 64)).astype(np.float16) for _ in range(2))
+    device = gpu.open("ptx")
+    target = device.array(c)
+    launch(device, kernel, (3,), [device.array(a), target])
+    wanted = c
+    for _ in range(3):
+        wanted = wanted + a
+    assert np.array_equal(target.to_numpy(), wanted)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("kind", "result"), [("i8", "i32"), ("fp64", "fp64"), ("fp16", "fp16")])
+def test_other_accumulators(kind: str, result: str, arch: int) -> None:
+    """Integers add up in 32 bits, f64 in f64, f16 (where asked for) in f16."""
+    dtypes: dict[str, tuple[Any, Any]] = {
+        "i8": (np.int8, np.int32), "fp64": (np.float64,) * 2, "fp16": (np.float16,) * 2
+    }  # fmt: skip
+    dtype, dtype_of_c = dtypes[kind]
+    m, n, k = 64, 64, 64
+    out = {"i32": tl.int32, "fp64": tl.float64, "fp16": tl.float16}[result]
+    signature = {"a": f"*{kind}", "b": f"*{kind}", "c": f"*{result}"}
+    kernel = compile_ptx(features.one_dot, signature, SIZES | {"OUT": out}, arch)
+    generator = np.random.default_rng(7)
+    largest = 128 if kind == "i8" else 5
+    a, b = (generator.integers(-largest, largest, s).astype(dtype) for s in ((m, k), (k, n)))
+    device = gpu.open("ptx", ARCHITECTURES[arch])
+    c = device.empty((m, n), dtype_of_c)
+    launch(device, kernel, (1,), [device.array(a), device.array(b), c])
+    assert np.array_equal(c.to_numpy(), a.astype(np.float64) @ b.astype(np.float64))

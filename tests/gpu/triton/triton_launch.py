@@ -25,7 +25,7 @@ from triton.compiler import ASTSource
 
 import gpu
 from gpu.counters import Report
-from gpu.device import Array, Device
+from gpu.device import Array, Device, Kernel
 
 _SWIZZLES = ("none", "32B", "64B", "128B")
 
@@ -58,10 +58,11 @@ def compile_ptx(
     num_warps: int = 4,
     num_stages: int = 3,
     odd: Collection[str] = (),
+    debug: bool = False,
 ) -> Compiled:
     """``signature``: types of the arguments that are no constants, e.g. ``*fp16``, ``i32``,
     ``tensordesc<fp16[64, 64]>``.  Pointers and sizes but the ``odd`` ones are taken for multiples
-    of 16, as Triton's launcher does where they are.
+    of 16, as Triton's launcher does where they are.  ``debug`` keeps device assertions.
     """
     types = {n: "constexpr" if n in constants else signature[n] for n in function.arg_names}
     aligned = {
@@ -86,6 +87,7 @@ def compile_ptx(
                 "num_warps": num_warps,
                 "num_stages": num_stages,
                 "enable_fp_fusion": True,
+                "debug": debug,
             },
         )
     m = made.metadata
@@ -96,9 +98,15 @@ def compile_ptx(
 
 
 def launch(
-    device: Device, kernel: Compiled, grid: tuple[int, ...], args: Sequence[object]
+    device: Device,
+    kernel: Compiled,
+    grid: tuple[int, ...],
+    args: Sequence[object],
+    entry: Kernel | None = None,
 ) -> Report:
-    """Runs a kernel; ``args`` as it declares them, constants left out."""
+    """Runs a kernel; ``args`` as it declares them, constants left out.  ``entry``: the kernel as
+    loaded before.
+    """
     values: list[object] = []
     descriptions = iter(kernel.descriptors)
     for argument in args:
@@ -108,7 +116,7 @@ def launch(
             values.append(argument)
     size = max(int(np.prod(grid)) * kernel.scratch_bytes, 1)
     scratch = device.empty(size, np.uint8, name="scratch")
-    entry = device.load(kernel.ptx).kernel(kernel.name)
+    entry = entry or device.load(kernel.ptx).kernel(kernel.name)
     return entry.launch(
         grid, (kernel.threads,), [*values, scratch, scratch], shared_bytes=kernel.shared_bytes
     )

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from simkit.errors import DtypeError, ShapeError
-from simkit.numerics import formats
+from simkit.numerics import convert, formats
 from simkit.numerics.tensor_core import (
     TENSOR_CORES,
     TensorCore,
@@ -27,10 +27,11 @@ DECODERS: dict[str, Callable[[NDArray[Any]], NDArray[np.float32]]] = {
     "bf16": formats.decode_bf16,
     "f16": formats.decode_f16,
     "e4m3": formats.decode_e4m3,
+    "e5m2": convert.e5m2_to_float32,
     # tf32 is float32 without its 13 low bits
     "tf32": lambda codes: (codes.astype(np.uint32) << 13).view(np.float32),
 }
-WIDTHS = {"bf16": 16, "f16": 16, "e4m3": 8, "tf32": 19}
+WIDTHS = {"bf16": 16, "f16": 16, "e4m3": 8, "e5m2": 8, "tf32": 19}
 
 
 def round_to(x: np.ndarray, kind: str) -> np.ndarray:
@@ -41,6 +42,8 @@ def round_to(x: np.ndarray, kind: str) -> np.ndarray:
         return formats.decode_f16(formats.encode_f16(x))
     if kind == "e4m3":
         return formats.decode_e4m3(formats.encode_e4m3(x))
+    if kind == "e5m2":
+        return convert.e5m2_to_float32(convert.float32_to_e5m2(x))
     return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -146,7 +149,9 @@ def test_results_near_underflow(kind: str) -> None:
 def test_zero_products_take_no_part(core: TensorCore, kind: str) -> None:
     """Zeros against the greatest values do not raise the exponent that the others align to."""
     rng = np.random.default_rng(22)
-    greatest = {"bf16": 2.0**120, "tf32": 2.0**120, "f16": 2.0**15, "e4m3": 2.0**8}[kind]
+    greatest = {"bf16": 2.0**120, "tf32": 2.0**120, "f16": 2.0**15, "e4m3": 2.0**8}.get(
+        kind, 2.0**15
+    )
     a = round_to(rng.uniform(1, 2, (30, core.terms)).astype(np.float32), kind)
     b = round_to((rng.uniform(1, 2, (30, core.terms)) * 2.0**-5).astype(np.float32), kind)
     a[:, ::3], b[:, ::3] = 0, greatest
@@ -327,7 +332,7 @@ def test_fast_is_close_and_of_the_same_shape() -> None:
 def test_lookup() -> None:
     assert tensor_core("sm_90a", "bf16") is HOPPER
     assert tensor_core("sm_100f", "e4m3").fraction_bits == 25
-    with pytest.raises(DtypeError, match=r"sm_80 with e4m3.*sm_80 bf16"):
+    with pytest.raises(DtypeError, match=r"sm_80 take no e4m3 inputs, which need sm_89"):
         tensor_core("sm_80", "e4m3")
 
 
