@@ -1,4 +1,6 @@
-"""Options and fixtures of all tests: ``--on cuda`` runs the device tests on a GPU instead of the executor."""
+"""Options and fixtures of all tests: ``--on cuda`` runs the device tests on a GPU instead of the
+executor.
+"""
 
 from __future__ import annotations
 

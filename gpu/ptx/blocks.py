@@ -23,6 +23,7 @@ EXIT = -1
 # What marks an instruction of a whole warp: a modifier, or being one of the old ones without it.
 _TOGETHER = frozenset(("sync", "aligned"))
 _COLLECTIVE = frozenset(("bar", "barrier", "shfl", "vote", "activemask"))
+_WAITS = frozenset(("bar", "barrier", "griddepcontrol", "wgmma"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Block:
     negated: bool = False
     live_in: frozenset[str] = frozenset()
     live_out: frozenset[str] = frozenset()
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether the warp waits here for something that is no matter of its single lanes."""
+        return self.kind == "sync" and self.items[-1].instruction.opcode in _WAITS
 
     @property
     def needs_convergence(self) -> bool:

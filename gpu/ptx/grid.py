@@ -512,8 +512,12 @@ class Grid:
     def _add(self, group: Group) -> None:
         group.exception = EXIT
         group.diverged = group.diverged + 1 if len(group.places) > 1 else 0
-        if group.diverged and group.diverged % LANE_PATIENCE == 0:
-            self._let_others_pass(group)
+        if group.diverged:
+            if group.diverged % LANE_PATIENCE == 0:
+                self._let_others_pass(group)
+            elif self.launch.program.blocks[group.block].waits_for_others:
+                # What is not at the barrier may yet come there, or leave.
+                group.exception = next(iter(self._independent(group, group.block)), EXIT)
         self.runnable.setdefault(group.block, []).append(group)
 
     def _let_others_pass(self, group: Group) -> None:

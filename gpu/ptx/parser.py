@@ -689,15 +689,16 @@ class _Scope:
         return Symbol(name)
 
 
-_COORDINATES = (
-    "%tid %ntid %ctaid %nctaid %clusterid %nclusterid %cluster_ctaid %cluster_nctaid"
-).split()
-SPECIAL_REGISTERS = frozenset(f"{name}.{axis}" for name in _COORDINATES for axis in "xyz") | (
-    frozenset(
-        "%laneid %warpid %nwarpid %smid %nsmid %gridid %cluster_ctarank %cluster_nctarank"
-        " %is_explicit_cluster %lanemask_eq %lanemask_le %lanemask_lt %lanemask_ge %lanemask_gt"
-        " %clock %clock_hi %clock64 %globaltimer %globaltimer_lo %globaltimer_hi"
-        " %dynamic_smem_size %total_smem_size %aggr_smem_size %reserved_smem_offset_begin"
-        " %reserved_smem_offset_end %reserved_smem_offset_cap %current_graph_exec".split()
-    )
-)
+_VECTORS = (
+    "%tid", "%ntid", "%ctaid", "%nctaid", "%clusterid", "%nclusterid", "%cluster_ctaid",
+    "%cluster_nctaid",
+)  # fmt: skip
+_SCALARS = (
+    "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%cluster_ctarank",
+    "%cluster_nctarank", "%is_explicit_cluster", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
+    "%lanemask_ge", "%lanemask_gt", "%clock", "%clock_hi", "%clock64", "%globaltimer",
+    "%globaltimer_lo", "%globaltimer_hi", "%dynamic_smem_size", "%total_smem_size",
+    "%aggr_smem_size", "%reserved_smem_offset_begin", "%reserved_smem_offset_end",
+    "%reserved_smem_offset_cap", "%current_graph_exec",
+)  # fmt: skip
+SPECIAL_REGISTERS = frozenset((*_SCALARS, *(f"{v}.{axis}" for v in _VECTORS for axis in "xyz")))

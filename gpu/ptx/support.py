@@ -130,8 +130,8 @@ def _architectures() -> str:
     lines = [
         "## Architectures\n",
         'What an instruction needs at least, from the "Target ISA Notes" of the PTX ISA: an',
-        'architecture with "a" is that one alone, one with "f" any of those with a letter from there',
-        "on. `#n` stands for n operands.\n",
+        'architecture with "a" is that one alone, one with "f" any of those with a letter from',
+        "there on. `#n` stands for n operands.\n",
         "| Instruction | with | needs |",
         "|---|---|---|",
     ]

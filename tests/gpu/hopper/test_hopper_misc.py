@@ -265,6 +265,16 @@ extern "C" __global__ void early(unsigned* out, int n) {
     __syncthreads();
     out[threadIdx.x] = cell;
 }
+extern "C" __global__ void busy(unsigned* out, int n) {
+    __shared__ unsigned cell;
+    if (threadIdx.x == 0) cell = 5;
+    if ((int)threadIdx.x >= n) {
+        for (int i = 0; i < (int)threadIdx.x; i++) out[threadIdx.x] += i % 2;
+        return;
+    }
+    __syncthreads();
+    out[threadIdx.x] = cell;
+}
 """
 
 
@@ -274,3 +284,5 @@ def test_lanes_that_return_early_are_missed_by_no_barrier() -> None:
         out = device.array(np.zeros(64, np.uint32))
         device.compile(EARLY, arch="sm_90a").kernel("early").launch((1,), (64,), [out, 40])
         assert out.to_numpy().sum() == 5 * 40
+        device.compile(EARLY, arch="sm_90a").kernel("busy").launch((1,), (64,), [out, 40])
+        assert out.to_numpy().sum() == 5 * 40 + sum(t // 2 for t in range(40, 64))

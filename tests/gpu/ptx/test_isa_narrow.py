@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def numbers(form: Narrow) -> np.ndarray:
     """All values, all midpoints, their float32 neighbours, and what is out of range."""
     values = [form.value(c) for c in range(form.sign)]
     finite = [float(v) for v in values if v == v and v != math.inf]
-    middles = [(a + b) / 2 for a, b in zip(finite, finite[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(finite)]
     exact = np.array([*finite, *middles, finite[-1] * 1.03, finite[-1] * 1.5, 1e30], np.float32)
     around = [exact, np.nextafter(exact, np.float32(0)), np.nextafter(exact, np.float32(math.inf))]
     found = np.concatenate([*around, np.array([math.inf, math.nan, 1e-40], np.float32)])

@@ -278,7 +278,8 @@ def test_chained_products(what: str, loop: bool) -> None:
 
 
 def test_products_in_a_diverged_warp_are_refused() -> None:
-    body = "setp.lt.u32 %p1, %t5, 5; @%p1 bra skip; mov.b32 %r1, 0;" + product() + "skip:"
+    body = "setp.lt.u32 %p1, %t5, 5; @%p1 bra skip; mov.b32 %r1, 0;" + product()
+    body += "skip: st.global.f32 [%out], 0f00000000;"
     with pytest.raises(LaunchError, match="does not execute the instruction"):
         run(body, {"out": np.zeros(1)})
 

@@ -280,7 +280,7 @@ def test_a_member_that_does_not_come_is_an_error() -> None:
         mov.u32 %r3, 1;
         bra skip;
         skip:
-        ret;
+        st.global.u32 [%out], %t5;
     """
     with pytest.raises(LaunchError) as caught:
         run(body, {"out": np.zeros(32, np.uint32)})
