@@ -133,7 +133,12 @@ def compile_cuda(
     """
     _check(source, arch, name)
     kit = toolkit()
-    directories = [Path(name).parent, *_include_options(options), INCLUDE_DIRECTORY, HOST_INCLUDE_DIRECTORY]
+    directories = [
+        Path(name).parent,
+        *_include_options(options),
+        INCLUDE_DIRECTORY,
+        HOST_INCLUDE_DIRECTORY,
+    ]
     headers = _included(source, directories, known_elsewhere=kit.include)
     if headers is None or any(option.startswith(_PRE_INCLUDE_OPTIONS) for option in options):
         return _compile(kit, source, options, arch, name)

@@ -32,6 +32,8 @@ class Lanes:
         self.index = _as_slice(warps, grid.warps)
         self.cta = grid.cta_of_warp[warps]
         self.shared_base = self.cta.astype(np.int64) * grid.shared_stride
+        # f32 fma: rounded once, or with "fast" numerics twice.
+        self.fma = grid.launch.fma
         self._bound: dict[int, tuple[Array, ...]] = {}
         self._copies: dict[str, Array] = {}
 

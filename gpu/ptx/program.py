@@ -154,6 +154,9 @@ def _decode(
         if statement.guard is not None and registers.get(statement.guard.name) != "pred":
             raise located(statement, f"guard {statement.guard.name!r} is not a predicate register")
         if statement.opcode in _BRANCHES:
+            forms, count = _BRANCHES[statement.opcode]
+            if statement.modifiers not in forms or len(statement.operands) != count:
+                raise located(statement, f"there is no such form of {statement.opcode}")
             _check_branch_index(statement, registers)
             decoded.append(statement)
             continue

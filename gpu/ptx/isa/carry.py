@@ -29,17 +29,22 @@ def add_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
     return total, (first < a) | (total < first)
 
 
-def subtract_with_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
-    """Unsigned ``a - b - borrow`` and whether it is below zero."""
-    first = a - b
-    return first - borrow.astype(a.dtype), (a < b) | ((a == b) & borrow)
+def subtract_with_borrow(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """Unsigned ``a - b``, less one without ``carry``; and whether that is not below zero.
+
+    The condition code is the carry of ``a + ~b + 1``, the opposite of a borrow.  The ISA only says
+    "borrow-out", but code that NVRTC makes (the division of __int128) reads it with addc.
+    """
+    return add_with_carry(a, ~b, carry)
 
 
 def _emit(e: Emitter, i: Instruction, m: Modifiers, function: str, a: str, b: str) -> None:
     """Result and carry-out of ``function(a, b, carry-in)``; both before either is written."""
     code = f"u{SIZES[m['type']]}"
     reads = i.opcode.endswith("c")
-    carry = e.read(i.operands[-1], "b1") if reads else "x.array(" + e.constant(0, "b1") + ")"
+    # A first sum starts without a carry, a first difference without a borrow.
+    none = e.constant(i.opcode == "sub", "b1")
+    carry = e.read(i.operands[-1], "b1") if reads else f"x.array({none})"
     result, out = e.fresh("None"), e.fresh("None")
     e.line(f"{result}, {out} = {function}({a}, {b}, {carry})")
     e.write(i.operands[0], code, result)

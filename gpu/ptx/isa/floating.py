@@ -92,7 +92,7 @@ def f32_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
     if m["round"] == "rn" and "ftz" not in m and "sat" not in m:
         if all(isinstance(o, Immediate) for o in i.operands[1:]):
             a = f"x.array({a})"  # the result has the shape of the register
-        e.apply(fma, i.operands[0], "f4", a, b, c)
+        e.apply("x.fma", i.operands[0], "f4", a, b, c)
     elif m["round"] == "rn":
         _finish(e, i, m, f"{e.bind(fma)}({a}, {b}, {c})")
     else:

@@ -323,3 +323,37 @@ def test_sizes_beyond_all_bounds(text: str) -> None:
     with pytest.raises(PtxError, match=r"\bline \d+"):
         device().load(f".version 8.5\n.target sm_90a\n.address_size 64\n{text}").kernel("k")
     assert time.perf_counter() - started < 2
+
+
+ALMOST_RIGHT = [
+    (".global .u32 .f32 a;", "behind the type .u32"),
+    (".global .u32 .v4 a;", ".v4 behind the type .u32"),
+    (".global .u32 a[];", "'a' has no size"),
+    (".visible .entry k() { .shared .b8 a[]; ret; }", "'a' has no size"),
+    (".visible .entry k() { .shared .b8 a[4]; .shared .b8 a[4]; ret; }", "declared twice"),
+    (".visible .entry k() {\n.loc 1 1 0 add.f32\nret; }", "does not know"),
+    (".visible .entry k() {\n.loc 1 1 0, inlined 1 2 3\nret; }", "unknown attribute 'inlined'"),
+    (".visible .entry k() { .reg .b32 %r; mov.u32 %r, %tid; ret; }", "'%tid' is not declared"),
+    (".visible .entry k() { .reg .b32 %r; mov.u32 %r, %tid.q; ret; }", "%tid.q"),
+    (".visible .entry k() { { .reg .b32 %r; .shared .b32 a; } .reg .b32 %r;"
+     " ld.shared.u32 %r, [a]; ret; }", "unknown name 'a'"),
+    (".visible .entry k() { { l: } bra l; ret; }", "branch to an unknown label"),
+    (".visible .entry k() { bra.sync l; l: ret; }", "no such form of bra"),
+    (".visible .entry k() { ret 1; }", "no such form of ret"),
+    (".visible .entry k() { exit.uni; }", "no such form of exit"),
+    (".func f() { ret 1; }\n.visible .entry k() { call f; ret; }", "no such form of ret"),
+    (".func f() { ret; }\n.visible .entry k() { call.unit f; ret; }", "there is no call.unit"),
+    (".func f(.param .b32 a) { .reg .b64 %r; ld.param.b64 %r, [a]; ret; }\n"
+     ".visible .entry k() { .param .b32 x; call f, (x); ret; }", "has 4 bytes"),
+    (".func f(.param .b32 a) { ret; }\n"
+     ".visible .entry k() { .param .b64 x; call f, (x); ret; }", "'x' has 8 bytes"),
+    (".visible .entry k() { p: .callprototype _ (); ret; }", "indirect calls are not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), ALMOST_RIGHT)
+def test_what_looks_almost_right(text: str, expected: str) -> None:
+    with pytest.raises(PtxError) as caught:
+        device().load(f".version 8.5\n.target sm_90a\n.address_size 64\n{text}").kernel("k")
+    assert expected in str(caught.value)
+    assert re.search(r"\bline [4-9]", str(caught.value)), caught.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lanes import corner_integers, lanewise, pairs, run
+from lanes import corner_integers, device, lanewise, pairs, run
 
 BITS = {"u32": 32, "s32": 32, "u64": 64, "s64": 64}
 
@@ -104,3 +104,40 @@ def test_the_carry_survives_what_lies_between() -> None:
     """
     got = run(body, {"x": np.zeros(32, np.uint32)}).arrays["x"]
     assert got.tolist() == [t + (t > 0) for t in range(32)]
+
+
+def test_the_condition_code_after_a_difference() -> None:
+    """addc reads it as a carry: 1 where there was no borrow.  NVRTC's own code relies on it."""
+    a, b = pairs(corner_integers(32, False, 2), corner_integers(32, False, 2))
+    text = "sub.cc.u32 %d, %a, %b;\naddc.u32 %e, %zero, %zero;"
+    sources = {"a": a, "b": b, "zero": np.zeros_like(a)}
+    got = lanewise(text, sources, {"d": np.uint32, "e": np.uint32})
+    assert np.array_equal(got["d"], a - b)
+    assert np.array_equal(got["e"], (a >= b).astype(np.uint32))
+
+
+def test_128_bit_arithmetic_of_the_compiler() -> None:
+    """Products, differences, quotients and remainders of __int128, as NVRTC makes them."""
+    source = """
+        typedef unsigned __int128 wide;
+        extern "C" __global__ void k(const wide* a, const wide* b, wide* out) {
+            wide x = a[threadIdx.x], y = b[threadIdx.x], *p = out + 4 * threadIdx.x;
+            p[0] = x * y; p[1] = x - y; p[2] = x / y; p[3] = x % y;
+        }
+    """
+    generator = np.random.default_rng(0)
+    a = generator.integers(0, 1 << 63, (32, 2), np.uint64) * 2 + 1
+    b = generator.integers(0, 1 << 63, (32, 2), np.uint64) * 2 + 1
+    b[::2, 1] >>= generator.integers(1, 64, 16).astype(np.uint64)
+    b[::4, 1] = 0
+    dev = device()
+    kernel = dev.compile(source, ("--device-int128",), arch="sm_90").kernel("k")
+    out = dev.empty((32, 4, 2), np.uint64)
+    kernel.launch((1,), (32,), [dev.array(a), dev.array(b), out])
+
+    def numbers(words: np.ndarray) -> list[int]:
+        return [int(low) | int(high) << 64 for low, high in words.reshape(-1, 2)]
+
+    rows = zip(numbers(a), numbers(b), strict=True)
+    wanted = [v % (1 << 128) for x, y in rows for v in (x * y, x - y, x // y, x % y)]
+    assert numbers(out.to_numpy()) == wanted
