@@ -24,6 +24,7 @@ from gpu.ptx.frame import Arrival, Frame
 from gpu.ptx.memory import Bytes, banked
 from gpu.ptx.products import Products
 from gpu.ptx.schedule import LANE_PATIENCE, PATIENCE
+from gpu.ptx.special_registers import coordinate, cta_coordinate, special_register
 from gpu.ptx.types import DTYPES, storage_code
 from gpu.ptx.waiting import GridWait, MbarrierWait, Wait
 from gpu.ptx.warpgroup_queue import WarpgroupQueue
@@ -189,72 +190,9 @@ class Grid:
     def special(self, name: str, code: str) -> Array:
         """A predefined register for all lanes (32, warps)."""
         if name not in self._specials:
-            value = np.broadcast_to(self._special(name), (32, self.warps))
+            value = np.broadcast_to(special_register(self, name), (32, self.warps))
             self._specials[name] = np.ascontiguousarray(value.astype(DTYPES[code]))
         return self._specials[name]
-
-    def _special(self, name: str) -> Array:
-        launch = self.launch
-        base, _, axis = name.partition(".")
-        dimension = "xyz".find(axis) if axis else 0
-        lane = np.arange(32)[:, None]
-        thread = lane + 32 * (np.arange(self.warps) % self.warps_per_cta)[None, :]
-        cta = self.cta_of_warp[None, :]
-        block, grid = (*launch.block, 1), (*launch.grid, 1)
-        cluster, clusters = (*launch.cluster, 1), (*launch.clusters, 1)
-        if axis == "w":
-            return np.array(1 if base.startswith("%n") else 0)
-        match base:
-            case "%tid":
-                return _coordinate(thread, block, dimension)
-            case "%ntid":
-                return np.array(block[dimension])
-            case "%ctaid":
-                return self._cta_coordinate(cta, dimension)
-            case "%nctaid":
-                return np.array(grid[dimension])
-            case "%laneid":
-                return lane
-            case "%warpid":
-                return (np.arange(self.warps) % self.warps_per_cta)[None, :]
-            case "%nwarpid":
-                return np.array(launch.gpu.max_threads_per_sm // 32)
-            case "%smid":
-                return (self.first + cta) % launch.gpu.sm_count
-            case "%nsmid":
-                return np.array(launch.gpu.sm_count)
-            case "%lanemask_eq":
-                return np.uint32(1) << lane.astype(np.uint32)
-            case "%lanemask_lt":
-                return (np.uint64(1) << lane.astype(np.uint64)) - np.uint64(1)
-            case "%lanemask_le":
-                return (np.uint64(2) << lane.astype(np.uint64)) - np.uint64(1)
-            case "%lanemask_gt":
-                return 0xFFFFFFFF ^ ((2 << lane.astype(np.int64)) - 1)
-            case "%lanemask_ge":
-                return 0xFFFFFFFF ^ ((1 << lane.astype(np.int64)) - 1)
-            case "%dynamic_smem_size":
-                return np.array(launch.dynamic_shared)
-            case "%total_smem_size" | "%aggr_smem_size":
-                return np.array(launch.shared_bytes)
-            case "%clusterid":
-                return _coordinate((self.first + cta) // self.cluster_size, clusters, dimension)
-            case "%nclusterid":
-                return np.array(clusters[dimension])
-            case "%cluster_nctaid":
-                return np.array(cluster[dimension])
-            case "%cluster_nctarank":
-                return np.array(self.cluster_size)
-            case "%cluster_ctaid":
-                return _coordinate(cta % self.cluster_size, cluster, dimension)
-            case "%cluster_ctarank":
-                return cta % self.cluster_size
-            case "%is_explicit_cluster":
-                return np.array(int(launch.is_cluster_launch))
-            case "%gridid":
-                return np.array(0)
-            case _:
-                raise LaunchError(f"special register {name} is not supported")
 
     def clock(self, name: str) -> Array:
         """Clocks advance with the work done; only their order means anything."""
@@ -308,23 +246,12 @@ class Grid:
 
     def thread_name(self, lane: int, warp: int) -> str:
         thread = lane + 32 * (int(warp) % self.warps_per_cta)
-        x, y, z = (int(_coordinate(np.array(thread), self.launch.block, d)) for d in range(3))
+        x, y, z = (int(coordinate(np.array(thread), self.launch.block, d)) for d in range(3))
         return f"thread ({x}, {y}, {z}) of {self.cta_name(int(self.cta_of_warp[warp]))}"
 
     def cta_name(self, cta: int) -> str:
-        x, y, z = (int(self._cta_coordinate(np.array(cta), d)) for d in range(3))
+        x, y, z = (int(cta_coordinate(self, np.array(cta), d)) for d in range(3))
         return f"block ({x}, {y}, {z})"
-
-    def _cta_coordinate(self, cta: Array, dimension: int) -> Array:
-        """A coordinate of resident CTAs.  CTAs come cluster by cluster, in rank order within
-        one.
-        """
-        launch = self.launch
-        cluster, rank = np.divmod(self.first + cta, self.cluster_size)
-        extent = (*launch.cluster, 1)[dimension]
-        return _coordinate(cluster, (*launch.clusters, 1), dimension) * extent + _coordinate(
-            rank, (*launch.cluster, 1), dimension
-        )
 
     def cta_in_cluster(self, cta: Array, rank: Array) -> Array:
         """The CTA of a rank in the cluster of a CTA."""
@@ -802,10 +729,3 @@ class Grid:
             np.subtract.at(self.living_warps, ctas, 1)
             self.barriers.release(np.unique(ctas))
         self.clusters.release(np.unique(frame.cta // self.cluster_size))
-
-
-def _coordinate(linear: Array, extents: tuple[int, ...], dimension: int) -> Array:
-    """One coordinate of a linear index, x fastest."""
-    for extent in extents[:dimension]:
-        linear = linear // extent
-    return linear % extents[dimension]
