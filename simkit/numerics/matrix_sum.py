@@ -2,9 +2,10 @@
 
 The sums are the ones that `aligned_sum` computes; what differs is how NumPy gets there. BLAS forms
 the products of columns and rows, and it finds the exponents that a step aligns to: with 2^(8 e) in
-place of each exponent e, a sum of up to 128 products is from 2^(8 g) to below 2^(8 g + 8), where g
-is the greatest exponent of a product. The exponent of such a float64, shifted by 7, is 8 (g + 127):
-its upper 8 bits are those of the float32 2^g, at the same place of the upper word.
+place of each exponent e, a sum of up to 127 products is from 2^(8 g) to below 2^(8 g + 7), where g
+is the greatest exponent of a product. The biased exponent of such a float64, when the powers carry
+the factor 2^-6, is 8 (g + 127) + 1 to 8 (g + 127) + 7: its upper 8 bits are those of the float32
+2^g, at the same place of the upper word.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _K_PIECE = 256
 _GROUP = 4
 _MAX_SHAPES = 8
 
+_MOST_TERMS = 127
+# Biases of exponents, such that the upper word of a sum of powers begins with 8 (g + 127) + 1.
+_BIAS_A, _BIAS_B = 128, 127
+
 _EXPONENT = np.array(0xFF << 23, np.uint32)
 _ONE_OVER = np.array(254 << 23, np.uint32)  # minus the bits of 2^e: those of 2^-e
 _NO_EXPONENT = -1000  # the exponents of zeros are below
@@ -41,11 +46,9 @@ class _Work:
         self.unscaled = np.array((core.fraction_bits + 254) << 23, np.uint32)
         self.kept_bits = np.array(-1 << (52 - core.output_bits), np.int64)
         shape, size, terms = (rows, columns), rows * columns, core.terms
-        groups = terms // _GROUP
-        products = _apart(terms * size, np.float32, 1)
-        self.products = products.reshape(terms, size)
-        self.product_blocks = products.reshape(groups, _GROUP * rows, columns)
-        self.flat_blocks = products.reshape(groups, _GROUP, size)
+        # Every group of a step uses the same products: they stay in the cache.
+        self.products = _apart(_GROUP * size, np.float32, 1).reshape(_GROUP, size)
+        self.product_block = self.products.reshape(_GROUP * rows, columns)
         self.integers = _apart(terms * size, np.int32, 2).reshape(terms, size)
         self.scales = _apart(_GROUP * size, np.float32, 3).reshape(_GROUP, size)
         self.scale: Float32Array = self.scales[0].reshape(shape)
@@ -99,11 +102,13 @@ def fits(a: Operand, b: Operand, c: Float32Array, core: TensorCore) -> bool:
     rows, columns = c.shape[:2]
     if c.size != rows * columns or c.size < _FEWEST or columns > _MOST // 8:
         return False
-    if core.terms % _GROUP or core.terms > 1 << (29 - core.fraction_bits):
+    if core.terms % _GROUP or core.terms > min(_MOST_TERMS, 1 << (29 - core.fraction_bits)):
         return False
     if core.min_exponent != -126 or core.rounds_to_nearest or a.values.shape[1] > 1 << 16:
         return False
     least = _least(core)
+    if max(a.top, b.top) > 127:  # an infinity or a NaN, however small the other operand
+        return False
     if a.top + b.top > 100 or _bottom(a) + _bottom(b) < least:
         return False
     size = np.abs(c)
@@ -130,8 +135,8 @@ def accumulate(a: Operand, b: Operand, c: Float32Array, core: TensorCore) -> Flo
     """``a @ b + c`` of what `fits`: a [M, K], b [K, N], c [M, N], maybe with batch axes of 1."""
     columns = c.shape[1]
     left, right, start = (x.reshape(x.shape[:2]) for x in (a.values, b.values, c))
-    powers_a = _powers(a.exponents.reshape(left.shape), 0)
-    powers_b = _powers(b.exponents.reshape(right.shape), -7)
+    powers_a = _powers(a.exponents.reshape(left.shape), _BIAS_A)
+    powers_b = _powers(b.exponents.reshape(right.shape), _BIAS_B)
     result = np.empty(start.shape, np.float32)
     rows = max(1, _MOST // columns)
     for first in range(0, len(result), rows):
@@ -142,11 +147,10 @@ def accumulate(a: Operand, b: Operand, c: Float32Array, core: TensorCore) -> Flo
     return result.reshape(c.shape)
 
 
-def _powers(exponents: NDArray[np.int16], shift: int) -> Float64Array:
-    """2^(8 e + shift) for exponents e, 0 for the exponents of zeros."""
-    bits = exponents.astype(np.int64)
+def _powers(exponents: NDArray[np.int16], bias: int) -> Float64Array:
+    """2^(8 (e + bias) - 1023) for exponents e, 0 for the exponents of zeros."""
+    bits = (exponents + np.int16(bias)).astype(np.int64)
     bits <<= np.int64(55)
-    bits += np.int64((1023 + shift) << 52)
     if exponents.min(initial=0) < _NO_EXPONENT:
         bits[exponents < _NO_EXPONENT] = 0
     return bits.view(np.float64)
@@ -167,7 +171,7 @@ def _accumulate_rows(
         _fill_diagonals(part, work)
         for start in range(0, part.shape[1], core.terms):
             k = slice(first + start, first + start + core.terms)
-            np.dot(powers_a[:, k], powers_b[k], out=work.total)
+            powers_a[:, k].dot(powers_b[k], work.total)
             result = _step(start // _GROUP, b[k], result, work)
     return result
 
@@ -194,23 +198,21 @@ def _step(block: int, b: Float32Array, c: Float32Array, work: _Work) -> Float32A
 
     if len(b) % _GROUP:
         b = np.pad(b, ((0, -len(b) % _GROUP), (0, 0)))
+    products = work.products
     for index in range(0, len(b), _GROUP):
-        place = index // _GROUP
-        group = b[index : index + _GROUP]
-        np.dot(work.diagonal_blocks[block + place], group, out=work.product_blocks[place])
-        products = work.flat_blocks[place]
+        group = slice(index, index + _GROUP)
+        work.diagonal_blocks[block + index // _GROUP].dot(b[group], work.product_block)
         np.multiply(products, work.scales, out=products)
-    integers = work.integers[: len(b)]
-    np.copyto(integers, work.products[: len(b)], casting="unsafe")  # truncates
-    np.add.reduce(integers, axis=0, out=work.sum)
+        work.integers[group] = products  # truncates
+    np.add.reduce(work.integers[: len(b)], axis=0, out=work.sum)
 
     term, total = work.term, work.total
     np.multiply(c, work.scale, out=term)
     np.trunc(term, out=term)
-    np.copyto(work.wide, term)
-    np.copyto(total, work.sum_matrix)
+    work.wide[...] = term
+    total[...] = work.sum_matrix
     np.add(total, work.wide, out=total)
     np.bitwise_and(work.total_bits, work.kept_bits, out=work.total_bits)
-    np.copyto(work.narrow, total, casting="same_kind")
+    work.narrow[...] = total
     np.subtract(_ONE_OVER, scale_bits, out=scale_bits)
     return np.multiply(work.narrow, work.scale, out=work.narrow)

@@ -239,6 +239,28 @@ def test_plain_matrices(arch: str, kind: str, cases: int) -> None:
         assert whole.tobytes() == np.ascontiguousarray(batch[..., 1]).tobytes()
 
 
+@pytest.mark.parametrize("size", [-100, -60, 0, 60])
+@pytest.mark.parametrize("kind", ["bf16", "tf32"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_infinities_in_plain_matrices(arch: str, kind: str, size: int) -> None:
+    """However small the other operand: the sum of the two greatest exponents says nothing."""
+    core = tensor_core(arch, kind)
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((64, 32)), rng.standard_normal((32, 64)) * 2.0**size
+    left, right = inputs_near(a, kind), inputs_near(np.abs(b), kind)
+    left[0, 0], left[1, 1], left[2, 2] = np.inf, np.nan, -np.inf
+    got = dot_accumulate(left, right, np.zeros((64, 64), np.float32), core)
+    assert (got[0] == np.inf).all()
+    assert (got[1].view(np.uint32) == 0x7FFFFFFF).all()
+    assert (got[2] == -np.inf).all()
+    assert np.isfinite(got[3:]).all()
+    # Operands in each other's place.
+    turned = dot_accumulate(
+        np.ascontiguousarray(right.T), np.ascontiguousarray(left.T), np.float32(0), core
+    )
+    assert turned.T.tobytes() == got.tobytes()
+
+
 def test_formats_that_an_architecture_lacks() -> None:
     with pytest.raises(DtypeError, match=r"sm_80 take no e4m3 inputs.*sm_89.*f16, bf16, tf32"):
         tensor_core("sm_80", "e4m3")
