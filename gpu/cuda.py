@@ -24,10 +24,6 @@ from gpu.ptx.launch import dimensions
 from gpu.ptx.parser import parse
 from simkit.errors import DeviceUnavailableError, LaunchError, PtxError
 
-_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
-_BLOCK_LIMITS = (1024, 1024, 64)
-_CLUSTER_LIMITS = (16, 16, 16)
-
 
 def import_cupy() -> Any:
     """CuPy with a usable GPU.  DeviceUnavailableError says which of the two is missing and what to
@@ -120,9 +116,9 @@ class _Prepared:
         adopted = [adopt(a) for a in call.args]
         return cls(
             kernel,
-            dimensions("grid", call.grid, _GRID_LIMITS),
-            dimensions("block", call.block, _BLOCK_LIMITS),
-            dimensions("cluster", call.cluster, _CLUSTER_LIMITS),
+            dimensions("grid", call.grid),
+            dimensions("block", call.block),
+            dimensions("cluster", call.cluster),
             call.shared_bytes,
             parameter_buffer(kernel.parameters, pack(kernel.name, kernel.parameters, adopted)),
         )

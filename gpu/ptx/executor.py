@@ -14,7 +14,7 @@ from gpu.device import Call
 from gpu.ptx import spaces
 from gpu.ptx.architectures import check_target
 from gpu.ptx.emit import Code
-from gpu.ptx.launch import Launch, Options, dimensions, run_dependent
+from gpu.ptx.launch import MOST_CTAS_PER_CLUSTER, Launch, Options, dimensions, run_dependent
 from gpu.ptx.memory import Allocation, GlobalMemory
 from gpu.ptx.optimize import live_registers
 from gpu.ptx.program import Program, source_place
@@ -22,11 +22,6 @@ from gpu.ptx.syntax import Module, Position, Variable
 from gpu.ptx.translation import translate
 from simkit.errors import CapacityError, DtypeError, LaunchError, PtxError, ShapeError
 from simkit.machine.gpus import gpu as find_gpu
-
-# Non-portable size of sm_90; 8 is what every device of that kind guarantees.
-_CLUSTER_LIMIT = 16
-_GRID_LIMITS = (2**31 - 1, 65_535, 65_535)
-_BLOCK_LIMITS = (1024, 1024, 64)
 
 
 class PtxArray:
@@ -120,8 +115,10 @@ class PtxKernel:
                 raise LaunchError(f"kernel {self.name!r} requires clusters of {fixed}, got {asked}")
             asked = (fixed[0], fixed[1], fixed[2])
         size = asked[0] * asked[1] * asked[2]
-        if size > _CLUSTER_LIMIT:
-            raise LaunchError(f"a cluster of {size} CTAs, at most {_CLUSTER_LIMIT} are possible")
+        if size > MOST_CTAS_PER_CLUSTER:
+            raise LaunchError(
+                f"a cluster of {size} CTAs, at most {MOST_CTAS_PER_CLUSTER} are possible"
+            )
         if size > 1 and int(self.module.device.gpu.arch[3:].rstrip("af")) < 90:
             raise LaunchError(f"{self.module.device.gpu.name} has no clusters; they need sm_90")
         for axis, extent, part in zip("xyz", grid, asked, strict=True):
@@ -161,9 +158,9 @@ class PtxKernel:
     ) -> Launch:
         """A launch that has been checked and not run yet."""
         device = self.module.device
-        extents = dimensions("grid", grid, _GRID_LIMITS)
-        threads = dimensions("block", block, _BLOCK_LIMITS)
-        cluster_extents = self._cluster(dimensions("cluster", cluster, (16, 16, 16)), extents)
+        extents = dimensions("grid", grid)
+        threads = dimensions("block", block)
+        cluster_extents = self._cluster(dimensions("cluster", cluster), extents)
         count = threads[0] * threads[1] * threads[2]
         if count > device.gpu.max_threads_per_block:
             raise LaunchError(

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu.arguments import pack
 from gpu.counters import Report
 from gpu.ptx.frame import Frame
 from gpu.ptx.grid import Grid, Group, Statistics
 from gpu.ptx.memory import Bytes, GlobalMemory
-from gpu.ptx.program import Program, source_place
+from gpu.ptx.program import Program
 from gpu.ptx.schedule import Schedule
-from gpu.ptx.syntax import Position
 from gpu.ptx.traffic import TrafficCounter
 from simkit.errors import LaunchError
 from simkit.machine.cache import L2Cache
@@ -209,17 +207,22 @@ def run_dependent(primary: Launch, secondary: Launch) -> tuple[Report, Report]:
     return primary.report(), secondary.report()
 
 
-def dimensions(
-    name: str, value: Sequence[int], limits: tuple[int, int, int]
-) -> tuple[int, int, int]:
-    """A grid, block or cluster as three extents, checked."""
+MOST_CTAS_PER_CLUSTER = 16
+"""The non-portable size of sm_90; 8 is what every device of that kind guarantees."""
+
+_MOST = {
+    "grid": (2**31 - 1, 65_535, 65_535),
+    "block": (1024, 1024, 64),
+    "cluster": (MOST_CTAS_PER_CLUSTER,) * 3,
+}
+
+
+def dimensions(name: str, value: Sequence[int]) -> tuple[int, int, int]:
+    """A grid, block or cluster (``name``) as three extents; `LaunchError` beyond CUDA's limits."""
     if not 1 <= len(value) <= 3:
         raise LaunchError(f"{name} has {len(value)} dimensions, at most 3 are possible")
     x, y, z = (*map(int, value), *(1,) * (3 - len(value)))
-    for axis, extent, limit in zip("xyz", (x, y, z), limits, strict=True):
+    for axis, extent, limit in zip("xyz", (x, y, z), _MOST[name], strict=True):
         if not 1 <= extent <= limit:
             raise LaunchError(f"{name}.{axis} is {extent}, it must be from 1 to {limit}")
     return x, y, z
-
-
-__all__ = ["Launch", "Options", "Position", "dimensions", "pack", "source_place"]
