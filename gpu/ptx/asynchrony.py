@@ -19,6 +19,14 @@ from simkit.errors import LaunchError, MemoryAccessError
 class AsyncAccess(MemoryAccess):
     """What cp.async and mbarrier instructions call."""
 
+    def _integers(self, values: Array, active: Array, offset: int = 0) -> Array:
+        """``values + offset`` of the active lanes, int64: addresses, sizes, coordinates."""
+        return self.array(values)[active].astype(np.int64) + offset
+
+    def _ctas(self, active: Array) -> Array:
+        """The CTA of each active lane."""
+        return np.broadcast_to(self.cta, self.shape)[active]
+
     # cp.async
 
     def source_size(self, taken: Array, size: int) -> Array:
@@ -132,7 +140,7 @@ class AsyncAccess(MemoryAccess):
         if space == "generic":
             addresses = addresses - spaces.SHARED_WINDOW
         chosen = addresses[active]
-        cta = np.broadcast_to(self.cta, self.shape)[active]
+        cta = self._ctas(active)
         objects = self._flat_shared(chosen, cta, 8, site, "mbarrier")
         if must_own:
             away = objects // self.grid.shared_stride != cta
@@ -217,7 +225,7 @@ class AsyncAccess(MemoryAccess):
         self, space: str, base: Array, offset: int, count: Array, mask: Mask, site: int
     ) -> None:
         objects, active = self._objects(space, base, offset, mask, site, must_own=True)
-        counts = self.array(count)[active].astype(np.int64)
+        counts = self._integers(count, active)
         if ((counts < 1) | (counts > mbarrier.COUNT_LIMIT)).any():
             raise LaunchError(
                 f"{self.grid.place(site)}: an mbarrier for {int(counts.max())} arrivals; it can be"
@@ -255,7 +263,7 @@ class AsyncAccess(MemoryAccess):
         def of_active(value: Array | int) -> Array:
             if isinstance(value, int):
                 return np.full(len(objects), value, np.int64)
-            return self.array(value)[active].astype(np.int64)
+            return self._integers(value, active)
 
         count = of_active(arrivals)
         for what, values, least in (

@@ -46,12 +46,12 @@ class BulkAccess(AsyncAccess):
         active = self._active(mask)
         if not active.any():
             return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
-        source = self.array(origin)[active].astype(np.int64) + origin_offset
+        cta = self._ctas(active)
+        target = self._integers(to, active, to_offset)
+        objects = self._integers(barrier, active, barrier_offset)
+        source = self._integers(origin, active, origin_offset)
         sizes = self._sizes(size, active, site)
-        masks = None if ctas is None else self.array(ctas)[active].astype(np.int64)
+        masks = None if ctas is None else self._integers(ctas, active)
         self._check_owner(target, cta, source_space, target_space, site)
 
         def work() -> None:
@@ -76,7 +76,7 @@ class BulkAccess(AsyncAccess):
         self.grid.agents.start(work)
 
     def _sizes(self, size: Array, active: Array, site: int) -> Array:
-        sizes = self.array(size)[active].astype(np.int64)
+        sizes = self._integers(size, active)
         wrong = (sizes % _PIECE != 0) | (sizes <= 0)
         if wrong.any():
             raise LaunchError(
@@ -187,9 +187,9 @@ class BulkAccess(AsyncAccess):
         active = self._active(mask)
         if not active.any():
             return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        target = self.array(to)[active].astype(np.int64) + to_offset - spaces.GLOBAL_BASE
-        source = self.array(origin)[active].astype(np.int64) + origin_offset
+        cta = self._ctas(active)
+        target = self._integers(to, active, to_offset) - spaces.GLOBAL_BASE
+        source = self._integers(origin, active, origin_offset)
         sizes = self._sizes(size, active, site)
         threads = self._threads(active)
         for one in np.unique(sizes):

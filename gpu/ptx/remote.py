@@ -34,11 +34,11 @@ class ClusterAccess(TensorCopyAccess):
         active = self._active(mask)
         if not active.any():
             return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
+        cta = self._ctas(active)
         size = values[0].dtype.itemsize
         total = size * len(values)
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
+        target = self._integers(to, active, to_offset)
+        objects = self._integers(barrier, active, barrier_offset)
         data = [self.array(v)[active] for v in values]
         flat = self._flat_shared(target, cta, total, site, "st.async")
         places = self._flat_shared(objects, cta, 8, site, "mbarrier")
@@ -64,10 +64,10 @@ class ClusterAccess(TensorCopyAccess):
         active = self._active(mask)
         if not active.any():
             return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
+        cta = self._ctas(active)
         size = values.dtype.itemsize
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
+        target = self._integers(to, active, to_offset)
+        objects = self._integers(barrier, active, barrier_offset)
         data = values[active]
         flat = self._flat_shared(target, cta, size, site, "red.async")
         places = self._flat_shared(objects, cta, 8, site, "mbarrier")

@@ -45,10 +45,10 @@ class TensorCopyAccess(BulkAccess):
         active = self._active(mask)
         if not active.any():
             return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        target = self.array(to)[active].astype(np.int64) + to_offset
-        objects = self.array(barrier)[active].astype(np.int64) + barrier_offset
-        masks = None if ctas is None else self.array(ctas)[active].astype(np.int64)
+        cta = self._ctas(active)
+        target = self._integers(to, active, to_offset)
+        objects = self._integers(barrier, active, barrier_offset)
+        masks = None if ctas is None else self._integers(ctas, active)
         tiles = self._tiles(base, offset, coordinates, active, site)
         self._check_owner(target, cta, "global", target_space, site)
 
@@ -87,8 +87,8 @@ class TensorCopyAccess(BulkAccess):
         active = self._active(mask)
         if not active.any():
             return
-        cta = np.broadcast_to(self.cta, self.shape)[active]
-        source = self.array(origin)[active].astype(np.int64) + origin_offset
+        cta = self._ctas(active)
+        source = self._integers(origin, active, origin_offset)
         threads = self._threads(active)
         for fields, tile, rows in self._tiles(base, offset, coordinates, active, site):
             combination = None if combine is None else combine(fields.element.name)
@@ -115,7 +115,7 @@ class TensorCopyAccess(BulkAccess):
         """The tiles of the active lanes by tensor map, each with the rows (among those) it is
         for.
         """
-        places = np.stack([self.array(c)[active].astype(np.int64) for c in coordinates], axis=1)
+        places = np.stack([self._integers(c, active) for c in coordinates], axis=1)
         step = np.uint64(offset & 0xFFFF_FFFF_FFFF_FFFF)
         addresses = (self.array(base).astype(np.uint64) + step)[active]
         tiles = []
