@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import tempfile
 
+import hypothesis
 import pytest
 
 import gpu
@@ -16,6 +17,10 @@ from simkit.machine.gpus import gpu as find_gpu
 
 # Compiled PTX is kept between tests, but not between test runs: a cold cache is what users have.
 os.environ.setdefault("SIMKIT_CACHE_DIR", tempfile.mkdtemp(prefix="simkit-test-cache-"))
+
+# How long an example takes says more of the machine's load than of the code.
+hypothesis.settings.register_profile("simkit", deadline=None)
+hypothesis.settings.load_profile("simkit")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from traces.chrome import from_chrome, load, save, to_chrome
@@ -99,7 +99,6 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(traces())
-@settings(deadline=None)
 def test_any_trace_survives_json(trace: Trace) -> None:
     assert from_chrome(json.loads(json.dumps(to_chrome(trace), allow_nan=False))) == trace
 

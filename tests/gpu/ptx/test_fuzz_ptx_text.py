@@ -275,14 +275,14 @@ def test_mutants(name: str, count: int, threads: int, mutation: str, part: int) 
     seen: dict[str, int] = {}
     for seed in range(part, count, PARTS):
         text = MUTATIONS[mutation](base(name), np.random.default_rng((seed, len(name))))
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             result = outcome(text, threads)
         except Exception as error:
             changes = "\n".join(unified_diff(base(name).splitlines(), text.splitlines(), n=0))
             pytest.fail(f"{name}, {mutation}, seed {seed}: {error!r}\n{changes}")
         seen[result] = seen.get(result, 0) + 1
-        assert time.perf_counter() - started < 5, f"{name}, {mutation}, seed {seed} takes too long"
+        assert time.process_time() - started < 5, f"{name}, {mutation}, seed {seed} takes too long"
     assert seen.get("refused", 0) > 0
 
 
@@ -319,10 +319,10 @@ def test_nothing_is_skipped(stray: str) -> None:
 )  # fmt: skip
 def test_sizes_beyond_all_bounds(text: str) -> None:
     """Depths, counts and sizes that nothing can hold are refused, not tried."""
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(PtxError, match=r"\bline \d+"):
         device().load(f".version 8.5\n.target sm_90a\n.address_size 64\n{text}").kernel("k")
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 ALMOST_RIGHT = [

@@ -137,7 +137,7 @@ def maps(draw: st.DrawFn) -> tuple[TensorMapFields, np.ndarray]:
     return fields, np.array(starts, np.int64)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(maps(), st.sampled_from([0, 128, 384, 896]))
 def test_copies_equal_the_brute_force_model(
     case: tuple[TensorMapFields, np.ndarray], base: int

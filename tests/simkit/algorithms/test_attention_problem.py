@@ -21,7 +21,7 @@ from simkit.errors import DtypeError, ShapeError
 from simkit.machine.machine import Machine
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems(d=(3,), max_q_len=5, max_kv_len=6))
 def test_reference_is_the_formula(problem: AttentionProblem) -> None:
     o, lse = attention_reference(problem)
@@ -68,7 +68,7 @@ def test_a_tile_is_visible_as_a_whole() -> None:
     assert list(problem.visible_tiles(slice(0, 10), 64)) == [slice(0, 64)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problems(d=(1,)))
 def test_pairs_and_tiles_follow_the_mask(problem: AttentionProblem) -> None:
     mask = problem.mask(slice(0, problem.q_len), slice(0, problem.kv_len))

@@ -31,7 +31,7 @@ def _problem(seed: int = 0, **sizes: Any) -> AttentionProblem:
     return AttentionProblem.random(np.random.default_rng(seed), **sizes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(d=(8, 64)), TILE_SIZES, TILE_SIZES)
 def test_exact_for_every_tiling(problem: AttentionProblem, q_tile: int, kv_tile: int) -> None:
     result = flash_attention(Machine("h100"), problem, Tile(q_tile, kv_tile))
@@ -40,7 +40,7 @@ def test_exact_for_every_tiling(problem: AttentionProblem, q_tile: int, kv_tile:
     np.testing.assert_allclose(result.lse, lse, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems())
 def test_device_arithmetic_is_within_its_precision(problem: AttentionProblem) -> None:
     result = flash_attention(Machine("h100", "device"), problem)
@@ -119,7 +119,7 @@ def test_heads_and_batches_are_independent() -> None:
         assert np.array_equal(result.lse, together.lse[b, h])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(), TILE_SIZES, TILE_SIZES)
 def test_bytes_are_those_of_flash_attention_2(
     problem: AttentionProblem, q_tile: int, kv_tile: int
@@ -165,7 +165,7 @@ def test_lse_sectors() -> None:
     assert machine.traffic["lse", "write"].sectors == 32 * (first + second)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(problems())
 def test_every_arithmetic_moves_the_same_bytes(problem: AttentionProblem) -> None:
     machines = [Machine("h100", arithmetic) for arithmetic in ("none", "reference", "device")]

@@ -37,7 +37,7 @@ def _splits(data: st.DataObject, problem: AttentionProblem) -> int:
     return data.draw(st.integers(1, max_splits(problem)), label="splits")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(d=(8, 64), max_q_len=1, max_kv_len=330), st.data())
 def test_exact_for_every_number_of_splits(problem: AttentionProblem, data: st.DataObject) -> None:
     result = flash_decoding(Machine("h100"), problem, _splits(data, problem))
@@ -46,7 +46,7 @@ def test_exact_for_every_number_of_splits(problem: AttentionProblem, data: st.Da
     np.testing.assert_allclose(result.lse, lse[..., 0], rtol=0, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(decoding_problems, st.data())
 def test_device_arithmetic_is_within_its_precision(
     problem: AttentionProblem, data: st.DataObject
@@ -94,7 +94,7 @@ def test_a_split_without_keys_writes_no_output(arithmetic: Any) -> None:
     assert moved == machine.traffic["o_partial", "read"].requested == 3 * 2 * 64 * 4
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(problems(d=(1,), max_q_len=1, max_kv_len=2000), st.data())
 def test_splits_cover_the_keys_once(problem: AttentionProblem, data: st.DataObject) -> None:
     splits = _splits(data, problem)
@@ -136,7 +136,7 @@ def test_bytes_of_one_case() -> None:
     assert machine.ctas == splits * kv_heads * batch + rows
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(decoding_problems, st.data())
 def test_every_arithmetic_moves_the_same_bytes(
     problem: AttentionProblem, data: st.DataObject

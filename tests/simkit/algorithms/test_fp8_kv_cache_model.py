@@ -39,7 +39,7 @@ def _smallest_power_at_least(x: Fraction) -> Fraction:
     return power
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(tokens())
 def test_records_are_what_the_definition_says(kv: NDArray[Any]) -> None:
     codes, scales, rope = unpack(fp8_kv_quantize(Machine("h100", "device"), kv).cache)
@@ -55,7 +55,7 @@ def test_records_are_what_the_definition_says(kv: NDArray[Any]) -> None:
     assert np.array_equal(rope.view(np.uint16), kv[:, 512:].view(np.uint16))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(tokens())
 def test_what_comes_back(kv: NDArray[Any]) -> None:
     cache = fp8_kv_quantize(Machine("h100", "device"), kv).cache
@@ -72,7 +72,7 @@ def test_what_comes_back(kv: NDArray[Any]) -> None:
     assert np.array_equal(out[:, 512:].view(np.uint16), kv[:, 512:].view(np.uint16))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(tokens())
 def test_a_second_pass_changes_nothing(kv: NDArray[Any]) -> None:
     def round_trip(x: NDArray[Any]) -> NDArray[Any]:

@@ -39,7 +39,7 @@ def _scores(problem: AttentionProblem) -> np.ndarray[Any, Any]:
     return np.where(visible, scores, -np.inf)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(d=(8, 64), max_q_len=70, max_kv_len=100))
 def test_exact_in_reference_arithmetic(problem: AttentionProblem) -> None:
     result = naive_attention(Machine("h100"), problem)
@@ -51,7 +51,7 @@ def test_exact_in_reference_arithmetic(problem: AttentionProblem) -> None:
     np.testing.assert_allclose(result.p, expected, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(small_problems)
 def test_device_arithmetic_is_within_its_precision(problem: AttentionProblem) -> None:
     result = naive_attention(Machine("h100", "device"), problem)
@@ -125,7 +125,7 @@ def test_sectors_of_rows_that_are_not() -> None:
     assert machine.traffic["p", "read"].sectors == 32 * sectors
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(small_problems)
 def test_every_arithmetic_moves_the_same_bytes(problem: AttentionProblem) -> None:
     machines = [Machine("h100", arithmetic) for arithmetic in ("none", "reference", "device")]

@@ -56,7 +56,7 @@ batches = st.lists(
 
 
 @given(batches, st.sampled_from(((1, 1), (1, 4), (3, 2), (5, 3))), st.sampled_from((8, 1 << 17)))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_counters_equal_one_access_at_a_time(
     accesses: list[tuple[list[int], bool, str]], shape: tuple[int, int], batch: int
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_cta_can_stand_for_many() -> None:
     assert machine.ctas == 12
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     rows=st.integers(1, 5),
     columns=st.integers(1, 70),

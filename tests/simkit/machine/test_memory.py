@@ -50,7 +50,6 @@ def warp_accesses(draw: st.DrawFn, aligned: bool) -> tuple[np.ndarray, int, np.n
 
 
 @given(warp_accesses(aligned=False))
-@settings(deadline=None)
 def test_sectors_equal_a_walk_over_all_bytes(
     case: tuple[np.ndarray, int, np.ndarray | None],
 ) -> None:
@@ -117,7 +116,6 @@ def wavefronts_by_word(addresses: np.ndarray, size: int, active: np.ndarray) -> 
 
 
 @given(warp_accesses(aligned=True))
-@settings(deadline=None)
 def test_wavefronts_equal_a_count_by_bank(
     case: tuple[np.ndarray, int, np.ndarray | None],
 ) -> None:
@@ -193,7 +191,7 @@ def regions(draw: st.DrawFn) -> tuple[Region, int, int, int]:
 
 
 @given(regions())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_region_traffic_equals_dealing_bytes_to_lanes(
     case: tuple[Region, int, int, int],
 ) -> None:

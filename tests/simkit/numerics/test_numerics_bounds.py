@@ -120,7 +120,7 @@ def test_dot_error_refuses() -> None:
 WEIGHTS = st.lists(st.floats(0.01, 1), min_size=2, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WEIGHTS, st.floats(1e-6, 3), st.integers(0, 2**16))
 def test_perturbed_weights_stay_within(weights: list[float], size: float, seed: int) -> None:
     """Weights moved by factors up to exp(+-eta), the ends among them: averages, weights, sums."""

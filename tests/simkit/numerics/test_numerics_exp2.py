@@ -49,7 +49,7 @@ def test_exp2_never_falls_within_a_binade() -> None:
     assert np.all(np.diff(exp2(x)) >= 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.floats(-126, 127.25, width=32))
 def test_exp2_is_its_definition(x: float) -> None:
     """The documented operations, one by one, in exact rationals."""
@@ -81,7 +81,7 @@ def test_log2_is_exact_at_powers_of_two() -> None:
     assert log2(1.0).view(np.uint32) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.floats(2.0**-126, 2.0**127, width=32))
 def test_log2_is_its_definition(x: float) -> None:
     to_float, rounded = exact.to_float, exact.round_nearest_even

@@ -133,7 +133,7 @@ def test_overflow_threshold() -> None:
 finite_bits = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(finite_bits, finite_bits, finite_bits)
 def test_any_bits(a: int, b: int, c: int) -> None:
     x, y, z = np.array([[a], [b], [c]], np.uint32).view(np.float32)

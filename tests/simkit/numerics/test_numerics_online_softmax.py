@@ -55,7 +55,7 @@ def assert_identical(x: OnlineSoftmax, y: OnlineSoftmax) -> None:
 cuts = st.lists(st.integers(0, 24), max_size=5).map(lambda c: sorted([0, *c, 24]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1000), cuts)
 def test_updates_and_merges_in_any_split_give_softmax(seed: int, bounds: list[int]) -> None:
     scores, v = problem(seed, 24)
@@ -70,7 +70,7 @@ def test_updates_and_merges_in_any_split_give_softmax(seed: int, bounds: list[in
         np.testing.assert_allclose(state.lse(), lse, rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1000))
 def test_merge_is_associative_and_commutative(seed: int) -> None:
     x, y, z = (seen(*problem(seed + i, 5)) for i in range(3))

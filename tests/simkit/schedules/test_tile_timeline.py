@@ -36,7 +36,7 @@ def counted(run: Callable[[Machine], object], *directions: str) -> int:
 
 
 @given(st.integers(1, 64), st.integers(0, 300), st.sampled_from((64, 128)), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_flash_attention_moves_the_bytes_of_the_model(
     q_len: int, kv_len: int, d: int, causal: bool
 ) -> None:
@@ -49,7 +49,7 @@ def test_flash_attention_moves_the_bytes_of_the_model(
 
 
 @given(st.integers(1, 32), st.integers(0, 32), st.sampled_from((64, 128)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_naive_attention_moves_the_bytes_of_the_model(q_len: int, kv_len: int, d: int) -> None:
     """With one tile of S and at most eight rows, each kernel has one CTA."""
     problem = AttentionProblem.sized(q_len=min(q_len, 8), kv_len=kv_len, d=d)
