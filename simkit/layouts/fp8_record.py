@@ -11,6 +11,8 @@ Source: FlashMLA, README, "FP8 KV cache"; the 1 x 128 tiles of DeepSeek-V3.
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +46,8 @@ def pack(
     """
     tokens = len(codes)
     records = np.empty((tokens, RECORD_BYTES), np.uint8)
-    for (name, place, dtype, size), part in zip(_PARTS, (codes, scales, rope), strict=True):
+    parts: tuple[NDArray[Any], ...] = (codes, scales, rope)
+    for (name, place, dtype, size), part in zip(_PARTS, parts, strict=True):
         if part.dtype != dtype:
             raise DtypeError(f"{name} must be {dtype}, got {part.dtype}")
         if part.shape != (tokens, size):
