@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu.ptx import spaces
 from gpu.ptx.lanes import Array, Lanes, Mask
-from gpu.ptx.memory import Allocation, Bytes
+from gpu.ptx.memory import WHOLE, Allocation, Bytes
 from simkit.errors import LaunchError, MemoryAccessError
 
 
@@ -21,7 +21,7 @@ class MemoryAccess(Lanes):
     ) -> list[Array]:
         """``count`` elements of ``size`` bytes per lane; lanes outside the mask get anything."""
         if mask is not None and not mask.any():
-            return [np.zeros(self.shape, f"u{size}")] * count
+            return [np.zeros(self.shape, WHOLE[size])] * count
         if space == "generic":
             return self._by_space(
                 base, offset, mask, lambda s, b, m: self.load(s, b, offset, size, count, m, site)
@@ -160,7 +160,7 @@ class MemoryAccess(Lanes):
             if grid.cluster_size > 1:
                 offsets, base_of_cta = self._of_cluster(offsets, site)
             self._check(offsets, size, grid.shared_bytes, mask, site, "shared", direction)
-            grid.counters.shared(offsets, size, mask)
+            grid.counters.shared(offsets, size, mask, self.warps_of_a_cta)
             return grid.shared, offsets + base_of_cta
         if space == "local":
             self._check(offsets, size, grid.local_bytes, mask, site, "local", direction)
@@ -223,7 +223,9 @@ class MemoryAccess(Lanes):
             self._misaligned(offsets + spaces.GLOBAL_BASE, size, mask, site, space, direction)
         if allocation is not None:
             if space == "global":
-                counters.global_access(allocation, offsets, size, mask, direction)
+                counters.global_access(
+                    allocation, offsets, size, mask, direction, self.warps_of_a_cta
+                )
             return
         owners = memory.owners(offsets, size)
         bad = owners < 0

@@ -69,18 +69,48 @@ class AsyncAccess(MemoryAccess):
         mask: Mask,
         site: int,
     ) -> None:
-        count = max(size // 4, 1)
         reading = mask
         if taken is not None and not (taken >= size).all():
             if ((taken != 0) & (taken < size)).any():
                 self._copy_partly(to, to_offset, origin, origin_offset, size, taken, mask, site)
                 return
             reading = taken >= size if mask is None else (taken >= size) & mask
-        values = self.load("global", origin, origin_offset, 4, count, reading, site)
+        elif mask is None and self._copy_alike(to, to_offset, origin, origin_offset, size, site):
+            return
+        values = self.load("global", origin, origin_offset, size, 1, reading, site)
         if reading is not mask:
             assert reading is not None
-            values = [np.where(reading, v, np.uint32(0)) for v in values]
-        self.store("shared", to, to_offset, 4, values, mask, site)
+            values = [np.where(reading, v, np.zeros((), v.dtype)) for v in values]
+        self.store("shared", to, to_offset, size, values, mask, site)
+
+    def _copy_alike(
+        self, to: Array, to_offset: int, origin: Array, origin_offset: int, size: int, site: int
+    ) -> bool:
+        """Every CTA copies the same to the same place, as it is with what all of them read: fetched
+        and counted once.  False, and nothing is done, where CTAs differ or something is wrong.
+        """
+        grid, sharing = self.grid, self.warps_of_a_cta
+        if sharing == 1 or grid.cluster_size > 1:
+            return False
+        target, source = (a.reshape(32, -1, sharing) for a in (to, origin))
+        if not (target == target[:, :1]).all() or not (source == source[:, :1]).all():
+            return False
+        offsets = source[:, 0].astype(np.int64) + (origin_offset - spaces.GLOBAL_BASE)
+        bits = int(np.bitwise_or.reduce(offsets, axis=None))
+        allocation = grid.memory.find(int(offsets.min()), int(offsets.max()) + size)
+        if allocation is None or bits & (size - 1):
+            return False
+        ctas = target.shape[1]
+        if not grid.counters.repeated_access(allocation, offsets, size, ctas, "read"):
+            return False
+        values = grid.memory.bytes.gather(offsets, size, 1)[0]
+        grid.effects += 1
+        places = target[:, 0].astype(np.int64) + to_offset
+        self._check(places, size, grid.shared_bytes, None, site, "shared", "write")
+        grid.counters.shared_alike(places, size, ctas)
+        everywhere = places[..., None] + self.shared_base[::sharing]
+        grid.shared.scatter(everywhere, size, [values[..., None]], None)
+        return True
 
     def _copy_partly(
         self,

@@ -90,6 +90,12 @@ class Emitter:
         self._remembered: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         # Accumulators that nobody but a later mma reads: they never need to be registers.
         self.chained: set[str] = set()
+        # What the block writes.
+        self.written: set[str] = set()
+        # Destinations of ldmatrix that only mma reads, as B: they never are registers either.
+        self.fetched: set[str] = set()
+        # Where those are: the rows, which matrix of them, and whether it is transposed.
+        self.rows: dict[str, tuple[str, int, bool]] = {}
         # Accumulators whose registers are written when something reads them.
         self.unwritten: set[str] = set()
         self.put_off: dict[tuple[str, ...], tuple[str, list[str]]] = {}
@@ -115,6 +121,11 @@ class Emitter:
         name = f"n{self.counter}"
         self.lines.append(f"{name} = {expression}")
         return name
+
+    def converged(self, members: str = "None") -> None:
+        """A check that the lanes which ``members`` names are here, where any may be missing."""
+        if self.mask != "None":
+            self.line(f"x.converged({members}, {self.mask}, {self.site})")
 
     def bind(self, value: Any) -> str:
         """A name for a Python object (a ufunc, a table) in the generated code."""
@@ -153,6 +164,10 @@ class Emitter:
             self.namespace[name] = array
         return self.constants[key]
 
+    def is_steady(self, names: Iterable[str]) -> bool:
+        """Whether registers come from other blocks and stay as they are in this one."""
+        return all(n in self.program.persistent and n not in self.written for n in names)
+
     def remember(self, key: tuple[tuple[str, ...], tuple[str, ...]], value: str) -> None:
         """Keeps what an instruction leaves in registers in its decoded form too."""
         self._remembered[key] = value
@@ -166,11 +181,16 @@ class Emitter:
 
     def write_now(self) -> None:
         """Writes what has been put off."""
-        where = "" if not self.masked else ", where=m"
         for matrix, targets in self.put_off.values():
-            values = self.fresh(f"x.accumulators({matrix})")
-            for index, target in enumerate(targets):
-                self.lines.append(f"copyto({target}, {values}[{index}]{where})")
+            if self.masked:
+                values = self.fresh(f"x.accumulators({matrix})")
+                lines = [f"copyto({t}, {values}[{k}], where=m)" for k, t in enumerate(targets)]
+            else:
+                values = self.fresh(f"x.accumulator_parts({matrix})")
+                lines = [
+                    f"copyto({t}.reshape(8, 4, -1), {values}[{k}])" for k, t in enumerate(targets)
+                ]
+            self.lines += lines
         self.put_off = {}
         self.unwritten = set()
 
@@ -384,6 +404,33 @@ def _chained_accumulators(block: Block, program: Program) -> set[str]:
     return written - others
 
 
+def _fetched_operands(block: Block, program: Program) -> set[str]:
+    """Registers that ldmatrix writes and only mma instructions of the block read, as b."""
+    is_transposed: dict[str, bool] = {}
+    others: set[str] = set(program.persistent)
+    for item in block.items:
+        instruction = item.instruction
+        if instruction.guard is not None:
+            others.update((*item.reads, *item.writes))
+        elif instruction.opcode == "ldmatrix" and "m8n8" in instruction.modifiers:
+            others.update(item.reads)
+            is_transposed.update(dict.fromkeys(item.writes, "trans" in instruction.modifiers))
+        elif item.form.is_chained:
+            d, a, b, c = instruction.operands
+            names = tuple(registers_of(b))
+            ways = {is_transposed.get(name) for name in names}
+            is_wide = instruction.modifiers[-2] not in ("bf16", "f16")
+            if len(ways) > 1 or None in ways or (is_wide and True in ways):
+                others.update(names)
+            for operand in (d, a, c):
+                others.update(registers_of(operand))
+        else:
+            others.update((*item.reads, *item.writes))
+    if block.condition is not None:
+        others.add(block.condition.name)
+    return is_transposed.keys() - others
+
+
 def generate(
     block: Block,
     program: Program,
@@ -393,7 +440,9 @@ def generate(
 ) -> Code:
     """Compiles one block.  PtxError (with the line) where operands do not fit an instruction."""
     emitter = Emitter(program, symbols, masked, ranked)
+    emitter.written = {name for item in block.items for name in item.writes}
     emitter.chained = _chained_accumulators(block, program)
+    emitter.fetched = set() if masked else _fetched_operands(block, program)
     plan = plan_temporaries(block, program)
     for index, item in enumerate(block.items):
         emitter.temporaries = plan[index]
@@ -412,7 +461,7 @@ def generate(
     namespace = emitter.namespace
     exec(compile(source, f"<{program.name} block {block.index}>", "exec"), namespace)
     persistent = [k[0][1] for k in emitter.views if k[0][0] == "r"]
-    written = {r for i in block.items for r in i.writes}
+    written = emitter.written
     # What a masked block writes keeps its old value in inactive lanes, so it must be read too.
     reads = [
         str(r) for r in dict.fromkeys(persistent) if r in block.live_in or (masked and r in written)

@@ -14,6 +14,7 @@ from gpu.device import Call
 from gpu.ptx import spaces
 from gpu.ptx.architectures import check_target
 from gpu.ptx.emit import Code
+from gpu.ptx.heap import keep_freed_memory
 from gpu.ptx.launch import MOST_CTAS_PER_CLUSTER, Launch, Options, dimensions, run_dependent
 from gpu.ptx.memory import Allocation, GlobalMemory
 from gpu.ptx.optimize import live_registers
@@ -279,6 +280,7 @@ class PtxDevice:
         self.arch = self.gpu.arch
         self.options = options or Options()
         self.memory = GlobalMemory(self.gpu.hbm_bytes)
+        keep_freed_memory()
 
     def with_options(self, options: Options) -> PtxDevice:
         """The same device and memory, run another way."""

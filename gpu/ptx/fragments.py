@@ -18,11 +18,11 @@ from simkit.numerics import convert, formats
 Array = np.ndarray
 
 
+_HALF, _UPPER = np.array(16, np.uint32), np.array(0xFFFF0000, np.uint32)
+
+
 def _bf16(word: Array) -> list[Array]:
-    return [
-        (word << np.uint32(16)).view(np.float32),
-        (word & np.uint32(0xFFFF0000)).view(np.float32),
-    ]
+    return [(word << _HALF).view(np.float32), (word & _UPPER).view(np.float32)]
 
 
 def _f16(word: Array) -> list[Array]:
@@ -50,20 +50,39 @@ DECODERS: dict[str, Callable[[Array], list[Array]]] = {
     "e4m3": _bytes(formats.decode_e4m3),
     "e5m2": _bytes(convert.e5m2_to_float32),
 }
+ELEMENTS = {"bf16": 2, "f16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4}
+"""How many there are in a register."""
+
+
+def decode(rows: Array, kind: str) -> Array:
+    """Rows [..., n] of 16 bytes (complex128) as float32 [..., n * elements of a row]."""
+    words = rows.view(np.uint32)
+    elements = DECODERS[kind](words)
+    if len(elements) == 1:
+        return elements[0]
+    values = np.empty((*words.shape, len(elements)), np.float32)
+    for place, element in enumerate(elements):
+        values[..., place] = element
+    return values.reshape(*words.shape[:-1], -1)
 
 
 def matrix_a(registers: Sequence[Array], kind: str) -> Array:
     """A as float32 (16, K, warps) from its registers: rows g and g + 8 alternate, then the next
-    half of K.
+    half of K.  In memory K comes first, as products of many warps want it.
     """
-    decoded = [DECODERS[kind](r) for r in registers]
-    per_register = len(decoded[0])
     halves, warps = len(registers) // 2, registers[0].shape[1]
-    a = np.empty((2, 8, halves, 4, per_register, warps), np.float32)
-    for index, elements in enumerate(decoded):
-        for place, element in enumerate(elements):
-            a[index % 2, :, index // 2, :, place] = element.reshape(8, 4, warps)
-    return a.reshape(16, halves * 4 * per_register, warps)
+    width = ELEMENTS[kind]
+    a = np.empty((halves, 4, width, 2, 8, warps), np.float32)
+    for index, register in enumerate(registers):
+        words = register.reshape(8, 4, warps).swapaxes(0, 1)
+        into = a[index // 2, :, :, index % 2]
+        if kind == "bf16":
+            np.left_shift(words, _HALF, into[:, 0].view(np.uint32))
+            np.bitwise_and(words, _UPPER, into[:, 1].view(np.uint32))
+            continue
+        for place, element in enumerate(DECODERS[kind](words)):
+            into[:, place] = element
+    return a.reshape(-1, 16, warps).swapaxes(0, 1)
 
 
 def matrix_b(registers: Sequence[Array], kind: str) -> Array:
@@ -78,6 +97,11 @@ def matrix_b(registers: Sequence[Array], kind: str) -> Array:
     return b.reshape(-1, 8, warps)
 
 
+def uniform_c(register: Array) -> Array | None:
+    """The accumulator whose four registers are one; None if it is zero."""
+    return matrix_c([register] * 4) if register.any() else None
+
+
 def matrix_c(registers: Sequence[Array]) -> Array:
     """The float32 accumulator (16, 8, warps) from four registers."""
     warps = registers[0].shape[1]
@@ -87,8 +111,7 @@ def matrix_c(registers: Sequence[Array]) -> Array:
     return c.reshape(16, 8, warps)
 
 
-def accumulator_registers(d: Array) -> list[Array]:
-    """The inverse of matrix_c."""
-    warps = d.shape[2]
-    parts = d.reshape(2, 8, 4, 2, warps)
-    return [parts[k // 2, :, :, k % 2].reshape(32, warps) for k in range(4)]
+def accumulator_parts(d: Array) -> list[Array]:
+    """The inverse of matrix_c: registers as views (8, 4, warps)."""
+    parts = d.reshape(2, 8, 4, 2, d.shape[2])
+    return [parts[k // 2, :, :, k % 2] for k in range(4)]

@@ -32,8 +32,8 @@ class Lanes:
         self.index = _as_slice(warps, grid.warps)
         self.cta = grid.cta_of_warp[warps]
         self.shared_base = self.cta.astype(np.int64) * grid.shared_stride
-        # f32 fma: rounded once, or with "fast" numerics twice.
-        self.fma = grid.launch.fma
+        self.warps_of_a_cta = _even_share(self.cta)
+        self.f32 = grid.launch.f32
         self._bound: dict[int, tuple[Array, ...]] = {}
         self._copies: dict[str, Array] = {}
 
@@ -134,10 +134,8 @@ class Lanes:
             return np.full((1, self.n), 0xFFFFFFFF, np.uint32)
         return (mask * _LANE_BITS).sum(axis=0, keepdims=True, dtype=np.uint32)
 
-    def converged(self, named: Array | None, mask: Mask, site: int) -> None:
+    def converged(self, named: Array | None, mask: Array, site: int) -> None:
         """A warp operation needs every living lane that its member mask names."""
-        if mask is None:
-            return
         living = self._of_all(self.grid.live)
         if named is not None:
             # Lanes that do not execute the instruction have no say in whom it names.
@@ -155,6 +153,16 @@ class Lanes:
 
     def _some(self, mask: Mask) -> Array:
         return self.warps if mask is None else self.warps[mask.any(axis=0)]
+
+
+def _even_share(cta: Array) -> int:
+    """How many warps of each CTA there are, if CTAs are in order and have equally many; else 1."""
+    if not len(cta):
+        return 1
+    starts = np.flatnonzero(np.diff(cta, prepend=-1))
+    share = len(cta) // len(starts)
+    is_even = (starts == np.arange(len(starts)) * share).all() and len(starts) * share == len(cta)
+    return share if is_even and (cta[starts][1:] > cta[starts][:-1]).all() else 1
 
 
 def _as_slice(warps: Array, total: int) -> slice | None:

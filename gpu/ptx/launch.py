@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpu.counters import Report
+from gpu.ptx import arithmetic
+from gpu.ptx.arithmetic import Arithmetic
 from gpu.ptx.frame import Frame
 from gpu.ptx.grid import Grid, Group, Statistics
 from gpu.ptx.memory import Bytes, GlobalMemory
@@ -23,7 +25,6 @@ from simkit.errors import LaunchError
 from simkit.machine.cache import L2Cache
 from simkit.machine.gpus import Gpu
 from simkit.numerics.approximate import approximation
-from simkit.numerics.fma import fma
 from simkit.numerics.tensor_core import (
     TensorCore,
     half_precision,
@@ -90,7 +91,7 @@ class Launch:
         self.clusters = tuple(g // c for g, c in zip(self.grid, self.cluster, strict=True))
 
         is_fast = self.options.numerics == "fast"
-        self.fma: Callable[..., np.ndarray] = multiply_and_add if is_fast else fma
+        self.f32: Arithmetic = arithmetic.FAST if is_fast else arithmetic.EXACT
         self.statistics = Statistics()
         self.output: list[str] = []
         self.seconds = 0.0
@@ -179,13 +180,6 @@ class Launch:
             if self.program.blocks[0].items
             else 0
         )
-
-
-def multiply_and_add(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, out: np.ndarray | None = None
-) -> np.ndarray:
-    """``a * b + c`` with two roundings, for looking around quickly."""
-    return np.asarray(np.add(np.multiply(a, b), c, out=out))
 
 
 def run_dependent(primary: Launch, secondary: Launch) -> tuple[Report, Report]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,14 @@ from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.memory import Bytes
 from gpu.ptx.products import Product
 from gpu.ptx.remote import ClusterAccess
+from gpu.ptx.rows import Rows, RowsOfB
 from gpu.ptx.waiting import QueueWait, WarpgroupWait
 from gpu.ptx.wgmma import WARPS
 from simkit.errors import LaunchError
 from simkit.numerics.tensor_core import Operand, prepare
+
+if TYPE_CHECKING:
+    from gpu.ptx.grid import Grid
 
 _MATRIX_WORDS = np.arange(4, dtype=np.int64)[None, :, None] * 4
 # Byte offsets of a lane's two elements in a transposed 8 x 8 matrix of 16-bit elements, beside
@@ -26,6 +30,11 @@ _PAIR_ROWS = np.tile(np.arange(4) * 2, 8)
 
 class MatrixAccess(ClusterAccess):
     """What matrix instructions call."""
+
+    def __init__(self, grid: Grid, warps: Array) -> None:
+        super().__init__(grid, warps)
+        # By the place of their instruction: registers of tensor-core operands, and those decoded.
+        self._kept: dict[tuple[int, str], tuple[tuple[Array, ...], Operand | Array]] = {}
 
     def load_matrix(
         self,
@@ -40,24 +49,26 @@ class MatrixAccess(ClusterAccess):
         """ldmatrix: ``count`` 8 x 8 matrices of 16-bit elements whose row addresses come from 8
         lanes each.
         """
-        taking_part, memory, places = self._matrix_rows(
-            space, base, offset, count, mask, site, "read"
-        )
-        if taking_part is not None and not taking_part.any():
+        if mask is not None and not mask.any():
             return [np.zeros(self.shape, np.uint32)] * count
-        rows = memory.gather(places, 16, 1)[0]
-        if is_transposed:
-            # Lane 4 c + t gets column c of rows 2 t and 2 t + 1.
-            elements = rows.view(np.uint16).reshape(count, 4, 2, self.n, 8)
-            words = np.empty((count, 8, 4, self.n, 2), np.uint16)
-            words[...] = elements.transpose(0, 4, 1, 3, 2)
-            found = words.view(np.uint32)
-        else:
-            # Lane 4 r + t gets word t of row r.
-            found = np.ascontiguousarray(
-                rows.view(np.uint32).reshape(count, 8, self.n, 4).transpose(0, 1, 3, 2)
-            )
-        return list(found.reshape(count, 32, self.n))
+        return self.load_rows(space, base, offset, count, mask, site).registers(is_transposed)
+
+    def load_rows(
+        self, space: str, base: Array, offset: int, count: int, mask: Mask, site: int
+    ) -> Rows:
+        """What load_matrix loads, not yet in registers."""
+        grid, sharing = self.grid, self.warps_of_a_cta
+        if mask is None and sharing > 1 and space == "shared" and grid.cluster_size == 1:
+            used = self.array(base)[: 8 * count]
+            if (used == used[:, :1]).all():
+                # Every warp names the same rows of its CTA's memory.
+                column = used[:, :1].astype(np.int64) + offset
+                self._check(column, 16, grid.shared_bytes, None, site, "shared", "read")
+                grid.counters.shared_alike(column, 16, self.n)
+                places = self.shared_base[::sharing, None] + column[:, 0]
+                return Rows(grid.shared.gather(places, 16, 1)[0], sharing)
+        _, memory, places = self._matrix_rows(space, base, offset, count, mask, site, "read")
+        return Rows(memory.gather(np.ascontiguousarray(places.T), 16, 1)[0], 1)
 
     def store_matrix(
         self,
@@ -116,13 +127,41 @@ class MatrixAccess(ClusterAccess):
         core = self.grid.tensor_core(kind)
         return matrix if core is None else prepare(matrix, core)
 
+    def kept_operand(
+        self,
+        decode: Callable[[Sequence[Array], str], Array],
+        registers: tuple[Array, ...],
+        kind: str,
+        place: tuple[int, str],
+    ) -> Operand | Array:
+        """An operand that loops need again and again, decoded when its registers have changed."""
+        kept = self._kept.get(place)
+        if kept is not None and all(
+            (r == k).all() for r, k in zip(registers, kept[0], strict=True)
+        ):
+            return kept[1]
+        operand = self.operand(decode(registers, kind), kind)
+        self._kept[place] = tuple(r.copy() for r in registers), operand
+        return operand
+
+    def fetched_operand(
+        self, pieces: tuple[tuple[Rows, int], ...], is_transposed: bool, kind: str
+    ) -> Operand | Array | RowsOfB:
+        """B from rows that ldmatrix fetched and no register holds."""
+        b = RowsOfB.of(pieces, is_transposed, kind)
+        return b if self.grid.tensor_core(kind) is None else self.operand(b.matrix(), kind)
+
     def mma(self, a: Any, b: Any, c: Any, kind: str) -> Product:
         """a (16, K, warps) @ b (K, 8, warps) + c, computed when somebody reads it."""
         return self.grid.products.add(a, b, c, kind)
 
     def accumulators(self, product: Product) -> list[Array]:
         """The registers of an accumulator."""
-        return fragments.accumulator_registers(self.grid.products.force(product))
+        return [part.reshape(self.shape) for part in self.accumulator_parts(product)]
+
+    def accumulator_parts(self, product: Product) -> list[Array]:
+        """The registers of an accumulator as views (8, 4, warps) of the matrix."""
+        return fragments.accumulator_parts(self.grid.products.force(product))
 
     # Warpgroups
 

@@ -22,7 +22,7 @@ Array = np.ndarray
 
 # 16-byte elements are moved as complex128: the widest type that NumPy's take and put copy in one
 # go.
-_WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 _ALIGNMENT = 256
 # Swizzle patterns repeat every 1024 bytes: with owners that far apart, offsets in the whole memory
 # swizzle like offsets in the owner's own.
@@ -36,7 +36,7 @@ class Bytes:
     def __init__(self, data: Array) -> None:
         self.data = data
         usable = len(data) // 16 * 16
-        self.views = {size: data[:usable].view(code) for size, code in _WHOLE.items()}
+        self.views = {size: data[:usable].view(code) for size, code in WHOLE.items()}
 
     def gather(self, offsets: Array, size: int, count: int) -> list[Array]:
         """``count`` elements of ``size`` bytes from each offset (aligned to size * count, or
@@ -66,12 +66,14 @@ class Bytes:
             self.scatter(offsets + 16, size, values[half:], mask)
             return
         if count == 1:
-            whole = np.broadcast_to(values[0], offsets.shape)
+            whole = values[0]
+            if whole.shape != offsets.shape:
+                whole = np.broadcast_to(whole, offsets.shape)
         else:
             parts = np.empty((*offsets.shape, count), f"u{size}")
             for k, value in enumerate(values):
                 parts[..., k] = value
-            whole = parts.view(_WHOLE[total])[..., 0]
+            whole = parts.view(WHOLE[total])[..., 0]
         index = offsets >> _SHIFT[total]
         if mask is not None:
             index, whole = index[mask], whole[mask]

@@ -10,6 +10,8 @@ from gpu.counters import SharedTraffic, Traffic
 from gpu.ptx.memory import Allocation
 from simkit.machine.cache import L2Cache
 from simkit.machine.memory import (
+    BANK_BYTES,
+    BANKS,
     SECTOR_BYTES,
     TensorTraffic,
     distinct_sectors,
@@ -33,18 +35,33 @@ class TrafficCounter:
         self.shared_wavefronts = 0
         self.shared_ideal = 0
         self.local_bytes = 0
-        self._patterns: dict[tuple[int, bytes], tuple[int, int]] = {}
+        # Of one warp, by size and addresses: programs repeat few patterns many times.
+        self._wavefronts: dict[tuple[int, bytes], tuple[int, int]] = {}
+        self._distinct_sectors: dict[tuple[int, bytes], int] = {}
 
     def global_access(
-        self, allocation: Allocation, offsets: Array, size: int, mask: Array | None, direction: str
-    ) -> None:
-        """One load or store of some warps, all of it inside one allocation."""
+        self, allocation: Allocation, offsets: Array, size: int, mask: Array | None, direction: str,
+        sharing: int = 1,
+    ) -> None:  # fmt: skip
+        """One load or store of some warps, ``sharing`` of each CTA, all of it inside one
+        allocation.
+        """
         lanes = offsets.size if mask is None else int(np.count_nonzero(mask))
         entry = self.tensors.setdefault((allocation.name, direction), [0, 0])
         entry[0] += lanes * size
-        entry[1] += distinct_sectors(offsets, size, mask) * SECTOR_BYTES
+        entry[1] += self._sectors(offsets, size, mask, sharing) * SECTOR_BYTES
         if self.cache is not None:
             self.cache.access(sector_addresses(offsets, size, mask), direction == "write")
+
+    def _sectors(self, offsets: Array, size: int, mask: Array | None, sharing: int) -> int:
+        pattern = None if mask is not None else _pattern(offsets, SECTOR_BYTES, sharing)
+        if pattern is None:
+            return distinct_sectors(offsets, size, mask)
+        key = (size, pattern.tobytes())
+        known = self._distinct_sectors.get(key)
+        if known is None:
+            known = self._distinct_sectors[key] = distinct_sectors(pattern, size)
+        return known * (offsets.shape[1] // pattern.shape[1])
 
     def repeated_access(
         self, allocation: Allocation, offsets: Array, size: int, count: int, direction: str
@@ -57,26 +74,28 @@ class TrafficCounter:
             return False
         entry = self.tensors.setdefault((allocation.name, direction), [0, 0])
         entry[0] += count * offsets.size * size
-        entry[1] += count * distinct_sectors(offsets, size) * SECTOR_BYTES
+        entry[1] += count * self._sectors(offsets, size, None, 1) * SECTOR_BYTES
         return True
 
-    def shared(self, offsets: Array, size: int, mask: Array | None) -> None:
-        """One shared-memory access of some warps: offsets within their CTAs."""
-        if mask is None:
-            # Most often all warps access the same pattern somewhere else: count it once.
-            relative = offsets - offsets[0]
-            first = offsets[0] & 127
-            if (relative == relative[:, :1]).all() and (first == first[0]).all():
-                key = (size, (relative[:, 0] + first[0]).tobytes())
-                known = self._patterns.get(key)
-                if known is None:
-                    known = self._patterns[key] = _wavefronts(offsets[:, :1], size, None)
-                count = offsets.shape[1]
-                self._add(count, known[0] * count, known[1] * count)
-                return
+    def shared(self, offsets: Array, size: int, mask: Array | None, sharing: int = 1) -> None:
+        """One shared-memory access of some warps, ``sharing`` of each CTA: offsets within their
+        CTAs.
+        """
+        pattern = None if mask is not None else _pattern(offsets, BANKS * BANK_BYTES, sharing)
+        if pattern is not None:
+            self.shared_alike(pattern, size, offsets.shape[1] // pattern.shape[1])
+            return
         actual, ideal = _wavefronts(offsets, size, mask)
         warps = offsets.shape[1] if mask is None else int(mask.any(axis=0).sum())
         self._add(warps, actual, ideal)
+
+    def shared_alike(self, offsets: Array, size: int, count: int) -> None:
+        """``count`` accesses that all have the addresses ``offsets`` [lanes, warps]."""
+        key = (size, offsets.tobytes())
+        known = self._wavefronts.get(key)
+        if known is None:
+            known = self._wavefronts[key] = _wavefronts(offsets, size, None)
+        self._add(count * offsets.shape[1], known[0] * count, known[1] * count)
 
     def _add(self, instructions: int, actual: int, ideal: int) -> None:
         self.shared_instructions += instructions
@@ -102,6 +121,21 @@ class TrafficCounter:
             self.cache.flush()
             read, write = self.cache.dram_read_bytes, self.cache.dram_write_bytes
         return Traffic(tensors, shared, self.local_bytes, read, write)
+
+
+def _pattern(offsets: Array, period: int, sharing: int) -> Array | None:
+    """The addresses [lanes, warps] of one CTA or one warp, moved near 0, if those of all others are
+    the same (CTAs) or alike but for whole periods (warps).
+    """
+    start = offsets[0, 0] & -period
+    if sharing > 1:
+        by_cta = offsets.reshape(len(offsets), -1, sharing)
+        if (by_cta == by_cta[:, :1]).all():
+            return np.asarray(by_cta[:, 0] - start)
+    distance = offsets[0] - offsets[0, 0]
+    if not (distance & period - 1).any() and (offsets - distance == offsets[:, :1]).all():
+        return np.asarray(offsets[:, :1] - start)
+    return None
 
 
 def _wavefronts(offsets: Array, size: int, mask: Array | None) -> tuple[int, int]:

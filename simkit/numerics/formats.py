@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from simkit.numerics.arrays import Float32Array, Float32Like, as_float32
 
 BF16_NAN = np.uint16(0x7FFF)
+# As arrays: NumPy handles those faster than its scalars.
+_BF16_SHIFT, _BF16_MASK = np.array(16, np.uint32), np.array(0xFFFF0000, np.uint32)
+_ONE, _BELOW_HALF = np.array(1, np.uint32), np.array(0x7FFF, np.uint32)
 F16_NAN = np.uint16(0x7FFF)
 E4M3_NAN = np.uint8(0x7F)
 UE8M0_NAN = np.uint8(0xFF)
@@ -31,16 +34,35 @@ def encode_bf16(x: Float32Like) -> NDArray[np.uint16]:
 
     Round to nearest even; overflow gives infinity; every NaN becomes 0x7FFF.
     """
-    x = as_float32(x, "x")
+    rounded = _rounded_to_bf16(as_float32(x, "x"))
+    rounded >>= _BF16_SHIFT
+    return np.asarray(rounded.astype(np.uint16))
+
+
+def encode_bf16x2(low: Float32Like, high: Float32Like) -> NDArray[np.uint32]:
+    """bf16 bits of two float32 arrays of one shape, ``high`` above ``low`` in each word:
+    ``cvt.rn.bf16x2.f32``. Rounded as in `encode_bf16`.
+    """
+    words = _rounded_to_bf16(as_float32(low, "low"))
+    words >>= _BF16_SHIFT
+    upper = _rounded_to_bf16(as_float32(high, "high"))
+    upper &= _BF16_MASK
+    words |= upper
+    return words
+
+
+def _rounded_to_bf16(x: Float32Array) -> NDArray[np.uint32]:
+    """Words whose upper halves are the bf16 bits of ``x``; their lower halves are leftovers."""
     bits = x.view(np.uint32)
-    rounded = np.right_shift(bits, 16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
+    rounded = np.asarray(bits >> _BF16_SHIFT)
+    rounded &= _ONE
+    rounded += _BELOW_HALF
     rounded += bits  # wraps for some NaNs, which are replaced below
-    rounded >>= np.uint32(16)
-    codes = np.asarray(rounded.astype(np.uint16))
-    _replace_nan(codes, x, BF16_NAN)
-    return codes
+    flat = x.reshape(-1)
+    squares = np.vdot(flat, flat)
+    if squares != squares:
+        np.copyto(rounded, np.uint32(int(BF16_NAN) << 16), where=np.isnan(x))
+    return rounded
 
 
 def decode_bf16(codes: NDArray[np.uint16]) -> Float32Array:

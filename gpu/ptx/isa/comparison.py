@@ -10,7 +10,7 @@ from gpu.ptx.emit import Emitter
 from gpu.ptx.isa.half import half_lanes, write_bits
 from gpu.ptx.isa.integer import COMBINERS, TRUTHS, combined, write_predicates, write_truth
 from gpu.ptx.registry import ptx
-from gpu.ptx.syntax import Instruction, Pair
+from gpu.ptx.syntax import Instruction, Pair, Register
 from simkit.numerics import scalar
 
 Modifiers = Mapping[str, str]
@@ -79,6 +79,9 @@ def _compared(e: Emitter, i: Instruction, m: Modifiers) -> tuple[str, str]:
     type=_FLOATS,
 )
 def set_predicate(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    if "combine" not in m and m["compare"] in _ORDERED and isinstance(i.operands[0], Register):
+        e.apply(_ORDERED[m["compare"]], i.operands[0], "b1", *_compared(e, i, m))
+        return
     value = _comparison(e, m["compare"], *_compared(e, i, m))
     # The second predicate of a pair is the complement, also when an operand is NaN.
     write_predicates(e, i, m, f"({value})")

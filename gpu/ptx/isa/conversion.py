@@ -15,6 +15,7 @@ from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Instruction
 from gpu.ptx.types import CODES
 from simkit.numerics import convert, formats, scalar
+from simkit.numerics.formats import encode_bf16x2
 
 Array = np.ndarray
 Modifiers = Mapping[str, str]
@@ -149,6 +150,10 @@ def f32_to_half(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def f32_to_half_pair(e: Emitter, i: Instruction, m: Modifiers) -> None:
     """The first source is the upper half."""
     kind = m["to"].removesuffix("x2")
+    if (m["to"], m["round"]) == ("bf16x2", "rn") and m.keys().isdisjoint(("relu", "satfinite")):
+        values = ", ".join(f"x.array({e.read(o, 'f4')})" for o in i.operands[:0:-1])
+        e.write(i.operands[0], "u4", f"{e.bind(encode_bf16x2)}({values})")
+        return
     high, low = (_narrow(e, m, kind, e.read(o, "f4")) for o in i.operands[1:])
     e.write(i.operands[0], "u4", f"{e.bind(pack)}({low}, {high})")
 

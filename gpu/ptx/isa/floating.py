@@ -6,41 +6,26 @@ share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
+from gpu.ptx import arithmetic
 from gpu.ptx.emit import Emitter
 from gpu.ptx.registry import ptx
 from gpu.ptx.syntax import Immediate, Instruction
 from simkit.numerics import minmax, scalar
-from simkit.numerics.arrays import CANONICAL_NAN
 from simkit.numerics.fma import fma
 
 Array = np.ndarray
 Modifiers = Mapping[str, str]
 
 
-def _canonical(function: Callable[..., Any]) -> Callable[..., Array]:
-    """A float32 operation whose NaNs are the GPU's: 0x7FFFFFFF, whatever the CPU makes."""
-
-    def operation(*operands: Array) -> Array:
-        result = np.asarray(function(*operands))
-        # The minimum is NaN if anything is: one pass, which as a rule finds nothing to do.
-        smallest = result.min()
-        if smallest != smallest:
-            np.copyto(result, CANONICAL_NAN, where=np.isnan(result))
-        return result
-
-    return operation
-
-
 BINARY = {
-    "add": _canonical(np.add),
-    "sub": _canonical(np.subtract),
-    "mul": _canonical(np.multiply),
-    "div": _canonical(np.true_divide),
+    "add": arithmetic.EXACT.add,
+    "sub": arithmetic.EXACT.sub,
+    "mul": arithmetic.EXACT.mul,
+    "div": arithmetic.canonical(np.true_divide),
 }
 _ROUNDED = {
     "add": scalar.add,
@@ -83,7 +68,7 @@ def f32_arithmetic(e: Emitter, i: Instruction, m: Modifiers) -> None:
     elif "ftz" in m or "sat" in m:
         _finish(e, i, m, f"{e.bind(BINARY[i.opcode])}({a}, {b})")
     else:
-        e.apply(BINARY[i.opcode], i.operands[0], "f4", a, b)
+        e.apply(f"x.f32.{i.opcode}", i.operands[0], "f4", a, b)
 
 
 @ptx("fma.<round>{.ftz}{.sat}.f32", "mad.<round>{.ftz}{.sat}.f32", operands=4, round="rn rz rm rp")
@@ -92,7 +77,7 @@ def f32_fma(e: Emitter, i: Instruction, m: Modifiers) -> None:
     if m["round"] == "rn" and "ftz" not in m and "sat" not in m:
         if all(isinstance(o, Immediate) for o in i.operands[1:]):
             a = f"x.array({a})"  # the result has the shape of the register
-        e.apply("x.fma", i.operands[0], "f4", a, b, c)
+        e.apply("x.f32.fma", i.operands[0], "f4", a, b, c)
     elif m["round"] == "rn":
         _finish(e, i, m, f"{e.bind(fma)}({a}, {b}, {c})")
     else:
@@ -150,6 +135,9 @@ def xor_sign(value: Array, a: Array, b: Array) -> Array:
 @ptx("min{.ftz}{.NaN}{.abs}.f32", "max{.ftz}{.NaN}{.abs}.f32", operands=4)
 def f32_minmax(e: Emitter, i: Instruction, m: Modifiers) -> None:
     values = _inputs(e, i, m, count=len(i.operands) - 1)
+    if len(values) == 2 and m.keys().isdisjoint(("NaN", "xorsign", "abs")):
+        e.apply(f"x.f32.{i.opcode}", i.operands[0], "f4", *values)
+        return
     function = e.bind(minmax.fmin_ptx if i.opcode == "min" else minmax.fmax_ptx)
     compared = [f"{e.bind(np.absolute)}({v})" for v in values] if "abs" in m else values
     value = f"{function}({compared[0]}, {compared[1]})"

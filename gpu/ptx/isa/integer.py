@@ -392,7 +392,7 @@ def bit_field_insert(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = CODES[m["type"]]
     d, a, b, c, length = i.operands
     words = ", ".join(f"x.array({e.read(o, code)})" for o in (a, b))
-    places = ", ".join(f"x.array({e.read(o, 'u4')})" for o in (c, length))
+    places = ", ".join(e.read(o, "u4") for o in (c, length))
     e.write(d, code, f"{e.bind(insert_field)}({words}, {places})")
 
 
@@ -594,7 +594,12 @@ def set_value(e: Emitter, i: Instruction, m: Modifiers) -> None:
 def select(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = f"u{SIZES[m['type']]}"
     d, a, b, p = i.operands
-    e.write(d, code, f"{e.bind(np.where)}({e.read(p, 'b1')}, {e.read(a, code)}, {e.read(b, code)})")
+    predicate, true, false = e.read(p, "b1"), e.read(a, code), e.read(b, code)
+    if e.mask == "None" and e.target(d, code) == false:
+        # Compilers select special cases, which few lanes are.
+        e.line(f"copyto({false}, {true}, where={predicate})")
+        return
+    e.write(d, code, f"{e.bind(np.where)}({predicate}, {true}, {false})")
 
 
 @ptx("slct.<type>.s32", operands=4, type=f"{_BITS} {_INT} f32 f64")

@@ -54,7 +54,7 @@ def _multiply(e: Emitter, i: Instruction, m: Modifiers, kinds: tuple[str, str, s
         raise e.error(f"mma has no shape {m['shape']} for {a} and {b}")
     rows, k = (int(n) for n in re.findall(r"m(\d+)n8k(\d+)", m["shape"])[0])
     bits, width = tiles.BITS[a], tiles.register_bits(a)
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     left = fragment(e, i.operands[1], rows * k * bits // (32 * width), width)
     right = fragment(e, i.operands[2], 8 * k * bits // (32 * width), width)
     start = fragment(e, i.operands[3], _count_c(rows, c), tiles.register_bits(c))
@@ -121,7 +121,7 @@ def four_products(e: Emitter, i: Instruction, m: Modifiers) -> None:
     """Four products of 8 x 8 x 4, each by eight lanes."""
     if m["c"] == "f32" and m["d"] == "f16":
         raise e.error("an f32 accumulator gives an f32 result")
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     decode = e.bind(tiles.quarter_matrix)
     left = f"{decode}({fragment(e, i.operands[1], 2)}, 'f16', 'a', {m['layout_a'] == 'row'})"
     right = f"{decode}({fragment(e, i.operands[2], 2)}, 'f16', 'b', {m['layout_b'] == 'row'})"

@@ -74,7 +74,7 @@ def barrier_reduce(e: Emitter, i: Instruction, m: Modifiers) -> None:
 
 @ptx("bar.warp.sync", operands=1, results=0, pure=False)
 def warp_barrier(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    e.line(f"x.converged({e.read(i.operands[0], 'u4')}, {e.mask}, {e.site})")
+    e.converged(e.read(i.operands[0], "u4"))
 
 
 @ptx("membar.<level>", operands=0, results=0, pure=False, level="cta gl sys")

@@ -41,12 +41,28 @@ def _matrix(e: Emitter, operand: Operand, count: int, part: str, kind: str = "")
     code = "f4" if part == "c" else "u4"
     words = ", ".join(f"x.array({e.read(o, code)})" for o in e.elements(operand))
     if part == "c":
+        if len(set(names)) == 1 and len(names) == count:
+            return e.fresh(f"{e.bind(fragments.uniform_c)}({words.split(', ')[0]})")
         return e.fresh(f"{e.bind(fragments.matrix_c)}([{words}])")
+    if part == "b" and e.fetched.issuperset(names) and len(names) == count:
+        value = _fetched(e, names, kind)
+        e.decoded[key] = value
+        return value
     function = e.bind(fragments.matrix_a if part == "a" else fragments.matrix_b)
-    value = e.fresh(f"x.operand({function}([{words}], {kind!r}), {kind!r})")
+    if e.is_steady(names):
+        value = e.fresh(f"x.kept_operand({function}, ({words},), {kind!r}, {(e.site, part)})")
+    else:
+        value = e.fresh(f"x.operand({function}([{words}], {kind!r}), {kind!r})")
     if len(names) == count:
         e.decoded[key] = value
     return value
+
+
+def _fetched(e: Emitter, names: tuple[str, ...], kind: str) -> str:
+    """Operand b as the rows that ldmatrix left."""
+    pieces = "".join(f"({rows}, {index}), " for rows, index, _ in (e.rows[n] for n in names))
+    is_transposed = e.rows[names[0]][2]
+    return e.fresh(f"x.fetched_operand(({pieces}), {is_transposed}, {kind!r})")
 
 
 @ptx(
@@ -68,7 +84,7 @@ def multiply_accumulate(e: Emitter, i: Instruction, m: Modifiers) -> None:
     ):
         raise e.error(f"mma has no shape {m['shape']} for {m['a']} and {m['b']}")
     d, a, b, c = i.operands
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     left = _matrix(e, a, counts[0], "a", m["a"])
     right = _matrix(e, b, counts_b[1], "b", m["b"])
     start = _matrix(e, c, 4, "c")
@@ -98,7 +114,12 @@ def load_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
     elements = e.elements(target)
     if len(elements) != count:
         raise e.error(f"{len(elements)} destinations for {count} matrices")
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
+    names = [o.name for o in elements if isinstance(o, Register)]
+    if len(names) == count and e.fetched.issuperset(names):
+        rows = e.fresh(f"x.load_rows({_space(m)!r}, {base}, {offset}, {count}, {e.mask}, {e.site})")
+        e.rows.update({n: (rows, index, "trans" in m) for index, n in enumerate(names)})
+        return
     values = e.fresh(
         f"x.load_matrix({_space(m)!r}, {base}, {offset}, {count}, {'trans' in m}, {e.mask},"
         f" {e.site})"
@@ -116,7 +137,7 @@ def store_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
     elements = e.elements(source)
     if len(elements) != count:
         raise e.error(f"{len(elements)} sources for {count} matrices")
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     values = ", ".join(f"x.array({e.read(o, 'u4')})" for o in elements)
     e.line(
         f"x.store_matrix({_space(m)!r}, {base}, {offset}, ({values},), {'trans' in m}, {e.mask},"
@@ -142,5 +163,5 @@ def transpose(a: Array) -> Array:
 
 @ptx("movmatrix.sync.aligned.m8n8.trans.b16", operands=2, pure=False)
 def move_matrix(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     e.write(i.operands[0], "u4", f"{e.bind(transpose)}(x.array({e.read(i.operands[1], 'u4')}))")

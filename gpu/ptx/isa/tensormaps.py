@@ -48,5 +48,5 @@ def publish(e: Emitter, i: Instruction, m: Modifiers) -> None:
     places = ", ".join(
         f"{base}, {offset}" for base, offset in (e.address(target), e.address(source))
     )
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     e.line(f"{e.bind(tensormaps.publish)}(x, {places}, {e.mask}, {e.site})")

@@ -66,7 +66,7 @@ def shuffle(a: Array, mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 def shuffle_lanes(e: Emitter, i: Instruction, m: Modifiers) -> None:
     d, a, b, c, members = i.operands
     target, predicate = (d.first, d.second) if isinstance(d, Pair) else (d, None)
-    e.line(f"x.converged({e.read(members, 'u4')}, {e.mask}, {e.site})")
+    e.converged(e.read(members, "u4"))
     value = f"x.array({e.read(a, 'u4')})"
     if isinstance(b, Immediate) and isinstance(c, Immediate):
         lanes, inside = constant_lanes(m["mode"], int(b.value), int(c.value))
@@ -102,7 +102,7 @@ def vote(p: Array, mask: Array | None, mode: str) -> Array:
 @ptx("vote.sync.ballot.b32", operands=3, pure=False)
 def vote_lanes(e: Emitter, i: Instruction, m: Modifiers) -> None:
     d, a, members = i.operands
-    e.line(f"x.converged({e.read(members, 'u4')}, {e.mask}, {e.site})")
+    e.converged(e.read(members, "u4"))
     p = f"x.array({e.read(a, 'b1')})"
     named = f"x.members({e.read(members, 'u4')}, {e.mask})"
     if "ballot" in m:
@@ -122,7 +122,7 @@ def elect(e: Emitter, i: Instruction, m: Modifiers) -> None:
     if not isinstance(d, Pair):
         raise e.error("elect.sync needs d|p")
     members = e.read(i.operands[1], "u4")
-    e.line(f"x.converged({members}, {e.mask}, {e.site})")
+    e.converged(members)
     leader = e.fresh(f"{e.bind(lowest_bit)}(x.array({members}))")
     e.write(d.first, "u4", leader)
     e.write(d.second, "b1", f"{leader} == {e.bind(_LANES)}")
@@ -146,7 +146,7 @@ def match_any(a: Array, named: Array) -> Array:
 def match_lanes(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = "u4" if m["type"] == "b32" else "u8"
     d, a, members = i.operands
-    e.line(f"x.converged({e.read(members, 'u4')}, {e.mask}, {e.site})")
+    e.converged(e.read(members, "u4"))
     named = e.fresh(f"x.members({e.read(members, 'u4')}, {e.mask})")
     same = e.fresh(f"{e.bind(match_any)}(x.array({e.read(a, code)}), {named})")
     if "any" in m:
@@ -187,7 +187,7 @@ def reduce_lanes(a: Array, named: Array, operation: str) -> Array:
 def reduce_warp(e: Emitter, i: Instruction, m: Modifiers) -> None:
     code = "i4" if m.get("type") == "s32" else "u4"
     d, a, members = i.operands
-    e.line(f"x.converged({e.read(members, 'u4')}, {e.mask}, {e.site})")
+    e.converged(e.read(members, "u4"))
     named = f"x.members({e.read(members, 'u4')}, {e.mask})"
     e.write(
         d, code, f"{e.bind(reduce_lanes)}(x.array({e.read(a, code)}), {named}, {m['operation']!r})"

@@ -185,7 +185,7 @@ def load_tile(e: Emitter, i: Instruction, m: Modifiers) -> None:
     where = _checked(e, m["kind"], m["part"], m["shape"], m["layout"])
     base, offset = e.address(i.operands[1])
     space = m.get("space", "generic").split("::")[0]
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     value = (
         f"{e.bind(load)}(x, {e.bind(where)}, {space!r}, {base}, {offset}, {_stride(e, i, where)},"
         f" {e.mask}, {e.site})"
@@ -201,7 +201,7 @@ def store_tile(e: Emitter, i: Instruction, m: Modifiers) -> None:
     base, offset = e.address(i.operands[0])
     space = m.get("space", "generic").split("::")[0]
     values = fragment(e, i.operands[1], where.count, tiles.register_bits(where.kind))
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     e.line(
         f"{e.bind(store)}(x, {e.bind(where)}, {space!r}, {base}, {offset}, {_stride(e, i, where)},"
         f" {values}, {e.mask}, {e.site})"
@@ -232,7 +232,7 @@ def multiply(e: Emitter, i: Instruction, m: Modifiers) -> None:
     b, c = m.get("b", a), m.get("c", d)
     if m["shape"] not in _SHAPES[a].split() or (a != b and d != "s32"):
         raise e.error(f"wmma has no shape {m['shape']} for {a} and {b}")
-    e.line(f"x.converged(None, {e.mask}, {e.site})")
+    e.converged()
     left = _matrix(e, i, 1, tile(a, "a", m["shape"], m["layout_a"]))
     right = _matrix(e, i, 2, tile(b, "b", m["shape"], m["layout_b"]))
     left += ".swapaxes(0, 1)" if m["layout_a"] == "col" else ""
