@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
+import resource
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,13 +17,10 @@ from gpu.device import Device
 from gpu.ptx.schedule import Schedule
 from simkit.errors import BudgetError, DeadlockError
 
-GEMM = (
-    WARPGROUP
-    + Instruction(64).function()
-    + r"""
-// out [128 x gridDim.x, 64] = a [., K] b [64, K]^T: warp 0 loads K tile by tile into a ring of
-// stages, two warpgroups each multiply 64 rows.
-struct Stage { char a[2][8192]; char b[8192]; };
+GEMM = r"""
+// out [128 x gridDim.x, COLUMNS] = a [., K] b [COLUMNS, K]^T: warp 0 loads K tile by tile into a
+// ring of stages, two warpgroups each multiply 64 rows.
+struct Stage { char a[2][8192]; char b[128 * COLUMNS]; };
 extern "C" __global__ void __launch_bounds__(384) gemm(
     const __grid_constant__ Map ma, const __grid_constant__ Map mb, float* out, int tiles) {
     extern __shared__ __align__(1024) char memory[];
@@ -48,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(384) gemm(
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     u64 form = (u64)(1024 >> 4) << 32 | 1ull << 62;
-    u32 d[32];
-    for (int i = 0; i < 32; i++) d[i] = 0;
+    u32 d[COLUMNS / 2];
+    for (int i = 0; i < COLUMNS / 2; i++) d[i] = 0;
     bool ready = try_wait(full, 0);
     for (int t = 0; t < tiles; t++) {
         int s = t % STAGES;
@@ -72,21 +72,25 @@ extern "C" __global__ void __launch_bounds__(384) gemm(
         ready = t + 1 < tiles && try_wait(full + (t + 1) % STAGES, (t + 1) / STAGES % 2);
     }
     wait_group<0>();
-    for (int i = 0; i < 32; i++)
-        out[(128 * blockIdx.x + 64 * group + row_of(i, 4)) * 64 + column_of(i, 4)]
+    for (int i = 0; i < COLUMNS / 2; i++)
+        out[(128 * blockIdx.x + 64 * group + row_of(i, 4)) * COLUMNS + column_of(i, 4)]
             = __uint_as_float(d[i]);
 }
 """
-)
 
 
-def gemm(device: Device, stages: int, tiles: int) -> tuple[np.ndarray, np.ndarray]:
+def gemm(
+    device: Device, stages: int, tiles: int, ctas: int = 2, n: int = 64
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
-    a, b = (rng.standard_normal((n, 64 * tiles)).astype(DTYPES["bf16"]) for n in (256, 64))
-    x, y, out = device.array(a), device.array(b), device.empty((256, 64), np.float32)
-    maps = [gpu.TensorMap(v, (64, 64), swizzle="128B") for v in (x, y)]
-    kernel = device.compile(GEMM, options=(f"-DSTAGES={stages}",), arch="sm_90a").kernel("gemm")
-    kernel.launch((2,), (384,), [*maps, out, tiles], shared_bytes=stages * (24576 + 16))
+    a, b = (rng.standard_normal((m, 64 * tiles)).astype(DTYPES["bf16"]) for m in (128 * ctas, n))
+    x, y, out = device.array(a), device.array(b), device.empty((len(a), n), np.float32)
+    maps = [gpu.TensorMap(v, (rows, 64), swizzle="128B") for v, rows in ((x, 64), (y, n))]
+    source = WARPGROUP + Instruction(n).function() + GEMM
+    options = (f"-DSTAGES={stages}", f"-DCOLUMNS={n}")
+    kernel = device.compile(source, options=options, arch="sm_90a").kernel("gemm")
+    shared_bytes = stages * (16384 + 128 * n + 16)
+    kernel.launch((ctas,), (384,), [*maps, out, tiles], shared_bytes=shared_bytes)
     return out.to_numpy(), a.astype(np.float64) @ b.astype(np.float64).T
 
 
@@ -96,6 +100,22 @@ def test_a_pipelined_gemm_has_the_same_bits_under_any_schedule() -> None:
     for schedule in (Schedule("lazy"), *(Schedule("random", k) for k in range(20))):
         again, _ = gemm(executor(schedule), 3, 5)
         assert np.array_equal(again.view(np.uint32), found.view(np.uint32)), schedule
+
+
+def _full_grid(numerics: str) -> tuple[float, int]:
+    """Relative error and peak memory in KiB of a process that fills an H100 with the GEMM."""
+    found, wanted = gemm(executor(numerics=numerics), 4, 4, ctas=132, n=256)
+    error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return error, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_a_full_grid_fits_in_memory(numerics: str) -> None:
+    """132 CTAs of 384 threads with 128 accumulators each and 192 KiB of shared memory."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        error, peak = pool.submit(_full_grid, numerics).result()
+    assert error < 1e-5
+    assert peak < 4 << 20
 
 
 @pytest.mark.parametrize(("stages", "tiles"), [(1, 3), (2, 1), (2, 7)])
