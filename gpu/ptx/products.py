@@ -144,6 +144,7 @@ class Products:
             return Operand(
                 self._tiled(f"{name} values", values, by_columns),
                 self._tiled(f"{name} exponents", exponents, by_columns),
+                min(step.bottom for steps in parts for step in steps),
                 max(step.top for steps in parts for step in steps),
             )
         return self._tiled(name, parts, by_columns)

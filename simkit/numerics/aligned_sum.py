@@ -73,22 +73,32 @@ _pool = _ScratchPool()
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A or B with the exponents that a step aligns by: worth keeping where it is used again."""
+    """A or B with the exponents that a step aligns by: worth keeping where it is used again.
+
+    ``bottom``, ``top``: no exponent is below or above; those of zeros are, far below all others.
+    """
 
     values: Float32Array
     exponents: NDArray[np.int16]
+    bottom: int
     top: int
 
+    @classmethod
+    def of(cls, values: Float32Array, exponents: NDArray[np.int16]) -> Operand:
+        bottom, top = int(exponents.min(initial=0)), int(exponents.max(initial=-127))
+        return cls(values, exponents, bottom, top)
+
     def part(self, rows: Any, columns: Any) -> Operand:
-        """A submatrix; ``top`` stays, as the bound that it then is."""
-        return Operand(self.values[rows, columns], self.exponents[rows, columns], self.top)
+        """A submatrix, with the same bounds."""
+        values, exponents = self.values[rows, columns], self.exponents[rows, columns]
+        return Operand(values, exponents, self.bottom, self.top)
 
 
 def prepare(x: Float32Array, core: TensorCore) -> Operand:
     """``x`` as `dot_accumulate` can take it in place of the array, any number of times."""
     x = as_float32(x, "operand")
     exponents = _exponents(x, core.input_min_exponent)
-    return Operand(x, exponents, int(exponents.max(initial=-127)))
+    return Operand.of(x, exponents)
 
 
 def accumulate(a: Operand, b: Operand, c: Float32Array, core: TensorCore) -> Float32Array:
@@ -219,7 +229,7 @@ def _finite_part(x: Operand) -> Operand:
     special = x.exponents == _NOT_FINITE_EXPONENT
     exponents = np.where(special, _OF_ZERO, x.exponents)
     values = np.where(special, np.float32(0), x.values)
-    return Operand(values, exponents, int(exponents.max(initial=-127)))
+    return Operand.of(values, exponents)
 
 
 def _rounded_to_f16(x: Float64Array) -> Float32Array:

@@ -221,8 +221,9 @@ def test_plain_matrices(arch: str, kind: str, cases: int) -> None:
             rng.standard_normal(shape) * np.exp2(rng.uniform(-scale, scale, shape))
             for shape in ((rows, depth), (depth, columns), (rows, columns))
         )
-        a[rng.random(a.shape) < 0.2] = 0
-        a[rng.random(rows) < 0.1] = 0
+        if rng.random() < 0.5:
+            a[rng.random(a.shape) < 0.2] = 0
+            a[rng.random(rows) < 0.1] = 0
         c[rng.random(c.shape) < 0.3] = 0
         left, right = inputs_near(a, kind), inputs_near(b, kind)
         start = c.astype(np.float32)
@@ -237,6 +238,47 @@ def test_plain_matrices(arch: str, kind: str, cases: int) -> None:
             np.stack([left, left], 2), np.stack([right, right], 2), start[..., None], core
         )
         assert whole.tobytes() == np.ascontiguousarray(batch[..., 1]).tobytes()
+
+
+@pytest.mark.parametrize("middle", [-40, 0, 25])
+@pytest.mark.parametrize(
+    "spans", [(0, 61), (30, 31), (61, 0), (47, 14), (15, 47), (63, 0), (31, 32), (40, 41)]
+)
+@pytest.mark.parametrize("kind", ["bf16", "tf32"])
+def test_exponents_far_apart(kind: str, spans: tuple[int, int], middle: int) -> None:
+    """Exponents of products up to the limit of narrow powers and beyond, extremes side by side."""
+    core = tensor_core("sm_80", kind)
+    rng = np.random.default_rng(spans)
+    # Of whole rows and columns, the extremes among them, so that steps see nothing larger; sums
+    # have bits just below those that a step keeps.
+    by_row, by_column = (
+        rng.integers(0, span + 1, n) for span, n in zip(spans, (32, 40), strict=True)
+    )
+    by_row[:2], by_column[:2] = (0, spans[0]), (0, spans[1])
+    by_row, by_column = by_row - spans[0] // 2 + middle, by_column - spans[1] // 2
+    left, right = (
+        inputs_near(rng.choice([-1, 1], shape) * rng.uniform(1, 2, shape) * np.exp2(e), kind)
+        for shape, e in (((32, 32), by_row[:, None]), ((32, 40), by_column))
+    )
+    near = np.exp2(by_row[:, None] + by_column + rng.integers(-4, 3, (32, 40)))
+    start = (rng.standard_normal((32, 40)) * near).astype(np.float32)
+    whole = dot_accumulate(left, right, start, core)
+    batch = dot_accumulate(
+        np.stack([left, left], 2), np.stack([right, right], 2), start[..., None], core
+    )
+    assert whole.tobytes() == np.ascontiguousarray(batch[..., 1]).tobytes()
+
+
+@pytest.mark.parametrize(("arch", "kind"), ALL_UNITS)
+def test_largest_sums(arch: str, kind: str) -> None:
+    """Significands of all ones and one sign: what a step adds up is as large as it can be."""
+    core = tensor_core(arch, kind)
+    ones = inputs_near(np.full((32, 32), 1.9999999), kind)
+    start = np.full((32, 32), np.nextafter(np.float32(2), np.float32(0)))
+    whole = dot_accumulate(ones, ones, start, core)
+    pair = np.stack([ones, ones], 2)
+    batch = dot_accumulate(pair, pair, start[..., None], core)
+    assert whole.tobytes() == np.ascontiguousarray(batch[..., 1]).tobytes()
 
 
 @pytest.mark.parametrize("size", [-100, -60, 0, 60])
