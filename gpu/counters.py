@@ -59,11 +59,17 @@ class Traffic:
 class Hazard:
     """Something a kernel does that is wrong or costly whatever its result: kind, sentence, PTX
     line.
+
+    ``other_line``: of the access that it conflicts with; ``advice``: what would have prevented it;
+    ``severity``: "error", or "info" for what may well be meant.
     """
 
     kind: str
     message: str
     line: int = 0
+    other_line: int = 0
+    advice: str = ""
+    severity: str = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +91,8 @@ class Report:
     instructions: int = 0
     lane_instructions: int = 0
     output: str = ""
+
+    @property
+    def errors(self) -> list[Hazard]:
+        """The hazards that make a kernel wrong."""
+        return [hazard for hazard in self.hazards if hazard.severity == "error"]

@@ -17,17 +17,38 @@ class MemoryAccess(Lanes):
     """What loads, stores and atomics of the generated code call."""
 
     def load(
-        self, space: str, base: Array, offset: int, size: int, count: int, mask: Mask, site: int
-    ) -> list[Array]:
-        """``count`` elements of ``size`` bytes per lane; lanes outside the mask get anything."""
+        self, space: str, base: Array, offset: int, size: int, count: int, mask: Mask, site: int,
+        is_own: bool = True,
+    ) -> list[Array]:  # fmt: skip
+        """``count`` elements of ``size`` bytes per lane; lanes outside the mask get anything.
+
+        ``is_own``: an access of the warps, not of an agent of theirs.
+        """
         if mask is not None and not mask.any():
+            self.order = ""
             return [np.zeros(self.shape, WHOLE[size])] * count
         if space == "generic":
             return self._by_space(
                 base, offset, mask, lambda s, b, m: self.load(s, b, offset, size, count, m, site)
             )
         memory, offsets = self._locate(space, base, offset, size * count, mask, site, "read")
+        if is_own and self.grid.hazards is not None:
+            self._observe(space, offsets, size * count, mask, site, is_write=False)
         return memory.gather(offsets, size, count)
+
+    def _observe(
+        self, space: str, offsets: Array, size: int, mask: Mask, site: int, is_write: bool,
+        is_atomic: bool = False, holds: Callable[[], Array] | None = None,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """Tells the hazard detector of an access; what is left to do once it is done."""
+        order, self.order = self.order, ""
+        if self.grid.hazards is not None and space in ("shared", "global"):
+            if is_atomic:
+                order = f"atomic {order}"
+            return self.grid.hazards.access(
+                space, offsets, size, mask, self.warps, site, is_write, order, holds
+            )
+        return None
 
     def store(
         self,
@@ -38,9 +59,11 @@ class MemoryAccess(Lanes):
         values: Sequence[Array],
         mask: Mask,
         site: int,
+        is_own: bool = True,
     ) -> None:
         """Writes one element per value to consecutive places, in the active lanes."""
         if mask is not None and not mask.any():
+            self.order = ""
             return
         if space == "generic":
 
@@ -53,7 +76,21 @@ class MemoryAccess(Lanes):
         total = size * len(values)
         self.grid.effects += 1
         memory, offsets = self._locate(space, base, offset, total, mask, site, "write")
+        if not is_own or self.grid.hazards is None or space not in ("shared", "global"):
+            memory.scatter(offsets, size, values, mask)
+            return
+
+        def holds() -> Array:
+            """Whether memory holds what each lane writes."""
+            there = memory.gather(offsets, size, len(values))
+            return np.logical_and.reduce(
+                [old == new.view(old.dtype) for old, new in zip(there, values, strict=True)]
+            )
+
+        finish = self._observe(space, offsets, total, mask, site, is_write=True, holds=holds)
         memory.scatter(offsets, size, values, mask)
+        if finish is not None:
+            finish()
 
     def atomic(
         self,
@@ -68,6 +105,7 @@ class MemoryAccess(Lanes):
     ) -> Array:
         """Read-modify-write of one element per lane; the old values."""
         if mask is not None and not mask.any():
+            self.order = ""
             return np.zeros(self.shape, values.dtype)
         if space == "generic":
             return self._by_space(
@@ -79,6 +117,8 @@ class MemoryAccess(Lanes):
         size = values.dtype.itemsize
         self.grid.effects += 1
         memory, offsets = self._locate(space, base, offset, size, mask, site, "write")
+        if self.grid.hazards is not None:
+            self._observe(space, offsets, size, mask, site, is_write=True, is_atomic=True)
         return memory.atomic(offsets, function, values, compare, mask)
 
     def aligned(

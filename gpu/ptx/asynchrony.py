@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu.ptx import mbarrier, spaces
 from gpu.ptx.access import MemoryAccess
+from gpu.ptx.hazards import clocks
 from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.waiting import MbarrierWait
 from simkit.errors import LaunchError, MemoryAccessError
@@ -22,6 +23,14 @@ class AsyncAccess(MemoryAccess):
     def _integers(self, values: Array, active: Array, offset: int = 0) -> Array:
         """``values + offset`` of the active lanes, int64: addresses, sizes, coordinates."""
         return self.array(values)[active].astype(np.int64) + offset
+
+    def _active(self, mask: Mask) -> Array:
+        """The active lanes; without a mask that is all of them."""
+        return np.ones(self.shape, bool) if mask is None else mask
+
+    def _warps_of(self, active: Array) -> Array:
+        """The warp of each active lane."""
+        return np.broadcast_to(self.warps, self.shape)[active]
 
     def _ctas(self, active: Array) -> Array:
         """The CTA of each active lane."""
@@ -49,6 +58,8 @@ class AsyncAccess(MemoryAccess):
         to, origin = np.array(to), np.array(origin)
         taken = None if taken is None else np.array(taken)
         mask = None if mask is None else np.array(mask)
+        if self.grid.hazards is not None:
+            self._observe_copy(to, to_offset, origin, origin_offset, size, taken, mask, site)
 
         def perform(which: Array | None) -> None:
             active = mask
@@ -57,6 +68,28 @@ class AsyncAccess(MemoryAccess):
             self._copy(to, to_offset, origin, origin_offset, size, taken, active, site)
 
         self.grid.copies.issue(self.warps, perform)
+
+    def _observe_copy(
+        self, to: Array, to_offset: int, origin: Array, origin_offset: int, size: int,
+        taken: Array | None, mask: Mask, site: int,
+    ) -> None:  # fmt: skip
+        """Tells the hazard detector of a cp.async, at its issue; it counts as generic."""
+        hazards = self.grid.hazards
+        assert hazards is not None
+        valid = self._active(mask)
+        source = self.array(origin).astype(np.int64) + (origin_offset - spaces.GLOBAL_BASE)
+        target = self.array(to).astype(np.int64) + to_offset
+        if self.grid.cluster_size > 1:
+            target = target & spaces.SHARED_OFFSET_MASK
+        target = target + self.shared_base
+        for space, offsets, chosen, is_write in (
+            ("global", source, valid if taken is None else valid & (taken >= size), False),
+            ("shared", target, valid, True),
+        ):
+            hazards.group(
+                space, offsets.T, size, chosen.T, self.warps, clocks.COPIES, site, is_write,
+                is_async=False,
+            )  # fmt: skip
 
     def _copy(
         self,
@@ -77,11 +110,11 @@ class AsyncAccess(MemoryAccess):
             reading = taken >= size if mask is None else (taken >= size) & mask
         elif mask is None and self._copy_alike(to, to_offset, origin, origin_offset, size, site):
             return
-        values = self.load("global", origin, origin_offset, size, 1, reading, site)
+        values = self.load("global", origin, origin_offset, size, 1, reading, site, is_own=False)
         if reading is not mask:
             assert reading is not None
             values = [np.where(reading, v, np.zeros((), v.dtype)) for v in values]
-        self.store("shared", to, to_offset, size, values, mask, site)
+        self.store("shared", to, to_offset, size, values, mask, site, is_own=False)
 
     def _copy_alike(
         self, to: Array, to_offset: int, origin: Array, origin_offset: int, size: int, site: int
@@ -126,15 +159,26 @@ class AsyncAccess(MemoryAccess):
         """Source sizes that end inside the copy: byte by byte, zeros behind them."""
         for k in range(size):
             reading = taken > k if mask is None else (taken > k) & mask
-            value = self.load("global", origin, origin_offset + k, 1, 1, reading, site)[0]
+            value = self.load(
+                "global", origin, origin_offset + k, 1, 1, reading, site, is_own=False
+            )[0]
             filled = np.where(reading, value, np.uint8(0))
-            self.store("shared", to, to_offset + k, 1, [filled], mask, site)
+            self.store("shared", to, to_offset + k, 1, [filled], mask, site, is_own=False)
 
     def commit_copies(self, mask: Mask) -> None:
-        self.grid.copies.commit(self._some(mask))
+        warps = self._some(mask)
+        self.grid.copies.commit(warps)
+        if self.grid.hazards is not None:
+            self.grid.hazards.clocks.commit(clocks.COPIES, warps)
 
     def wait_copies(self, allowed: int, mask: Mask) -> None:
-        self.grid.copies.wait(self._some(mask), allowed)
+        warps = self._some(mask)
+        self.grid.copies.wait(warps, allowed)
+        if self.grid.hazards is not None:
+            if allowed < 0:
+                # Copies that no group holds yet are waited for too.
+                self.grid.hazards.clocks.commit(clocks.COPIES, warps)
+            self.grid.hazards.clocks.complete(clocks.COPIES, warps, max(allowed, 0))
 
     def arrive_after_copies(
         self, space: str, base: Array, offset: int, counts: bool, mask: Mask, site: int
@@ -143,12 +187,14 @@ class AsyncAccess(MemoryAccess):
 
         Without ``.noinc`` (``counts``) the object expects this arrival on top of its own.
         """
-        objects, _ = self._objects(space, base, offset, mask, site, must_own=True)
+        objects, active = self._objects(space, base, offset, mask, site, must_own=True)
         ones = np.ones(len(objects), np.int64)
         if counts:
             self._change(objects, -ones, 0, 0, site)
         warps = self._some(mask)
         landed = self.grid.copies.so_far(warps)
+        if self.grid.hazards is not None:
+            self.grid.hazards.arrive_after_copies(objects, self._warps_of(active))
 
         def arrive() -> None:
             landed()
@@ -227,6 +273,8 @@ class AsyncAccess(MemoryAccess):
             lambda index, why: self._barrier_error(int(unique[index]), why, site),
         )
         if flipped.any():
+            if self.grid.hazards is not None:
+                self.grid.hazards.barriers.complete(unique[flipped])
             if not may_complete:
                 bad = int(unique[flipped][0])
                 self._barrier_error(bad, "completes its phase although .noComplete", site)
@@ -263,6 +311,8 @@ class AsyncAccess(MemoryAccess):
             )
         self.grid.shared.views[8][objects >> 3] = mbarrier.initial(counts)
         self.grid.effects += 1
+        if self.grid.hazards is not None:
+            self.grid.hazards.initialise(objects, self._warps_of(active), site)
 
     def mbarrier_invalidate(
         self, space: str, base: Array, offset: int, mask: Mask, site: int
@@ -306,6 +356,9 @@ class AsyncAccess(MemoryAccess):
                     f" are {least} to {mbarrier.COUNT_LIMIT}"
                 )
         tx = of_active(expected) - of_active(completed)
+        if self.grid.hazards is not None:
+            releases, self.order = self.order != "relaxed", ""
+            self.grid.hazards.arrive(objects, self._warps_of(active), count, site, releases)
         before = self._change(objects, count, tx, count if drops else 0, site, may_complete)
         states[active] = mbarrier.sequential(before, objects, count)
         return states
@@ -327,6 +380,9 @@ class AsyncAccess(MemoryAccess):
         objects, active = self._objects(space, base, offset, mask, site, must_own=True)
         words = self._words(objects, site)
         passed[active] = mbarrier.parity(words) != self._awaited(phase, is_parity)[active]
+        if self.grid.hazards is not None:
+            over = passed[active]
+            self.grid.hazards.see_phase(objects[over], self._warps_of(active)[over], site)
         if not passed[active].all():
             self.grid.test_failed()
         return passed

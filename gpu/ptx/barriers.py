@@ -54,6 +54,8 @@ class Barriers:
         self.waiting[warps] = number
         self.next_block[warps] = next_block
         self.site[warps] = arrival.site
+        if self.grid.hazards is not None:
+            self.grid.hazards.come_to_barrier(cta * BARRIERS + number, warps)
         self._add(cta, number, threads, arrival.site)
         self.release(np.unique(cta))
 
@@ -63,6 +65,8 @@ class Barriers:
         counts = np.broadcast_to(np.asarray(threads, np.int64), numbers.shape)
         self._check_threads(counts, site)
         cta = self.grid.cta_of_warp[warps]
+        if self.grid.hazards is not None:
+            self.grid.hazards.come_to_barrier(cta * BARRIERS + numbers, warps)
         self._add(cta, numbers, counts, site)
         self.release(np.unique(cta))
 
@@ -112,6 +116,9 @@ class Barriers:
         warps = np.flatnonzero(free)
         if self.reductions and len(warps):
             self._deliver(warps)
+        if self.grid.hazards is not None:
+            places = self.grid.cta_of_warp[warps] * BARRIERS + self.waiting[warps]
+            self.grid.hazards.leave_barrier(places, warps, np.flatnonzero(table.reshape(-1)))
         self.arrived[table] = 0
         self.expected[table] = 0
         self.votes[table] = 0

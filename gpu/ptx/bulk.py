@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu.ptx import spaces
 from gpu.ptx.asynchrony import AsyncAccess
+from gpu.ptx.hazards import clocks
 from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.memory import Bytes
 from simkit.errors import LaunchError, MemoryAccessError
@@ -53,6 +54,24 @@ class BulkAccess(AsyncAccess):
         sizes = self._sizes(size, active, site)
         masks = None if ctas is None else self._integers(ctas, active)
         self._check_owner(target, cta, source_space, target_space, site)
+        if self.grid.hazards is not None:
+            for one in np.unique(sizes):
+                rows = sizes == one
+                pieces = np.arange(0, int(one), _PIECE)
+                if source_space == "global":
+                    origin_of = source[rows] - spaces.GLOBAL_BASE
+                else:
+                    origin_of = self._flat_shared(source[rows], cta[rows], int(one), site, "copy")
+                self._observe_loads(
+                    "global" if source_space == "global" else "shared",
+                    origin_of[:, None] + pieces, None,
+                    self._destinations(
+                        target[rows], objects[rows], cta[rows],
+                        None if masks is None else masks[rows], int(one), site,
+                    ),
+                    lambda place: place[:, None] + pieces,  # noqa: B023  (called at once)
+                    _PIECE, self._warps_of(active)[rows], site, combination is not None,
+                )  # fmt: skip
 
         def work() -> None:
             for one in np.unique(sizes):
@@ -74,6 +93,28 @@ class BulkAccess(AsyncAccess):
                     self._change(object_, 0, -int(one), 0, site)
 
         self.grid.agents.start(work)
+
+    def _observe_loads(
+        self, space: str, sources: Array, valid: Array | None,
+        destinations: list[tuple[Array, Array, Array | slice]], spots: Callable[[Array], Array],
+        unit: int, warps: Array, site: int, is_strong: bool = False,
+    ) -> None:  # fmt: skip
+        """Tells the hazard detector of copies to shared memory, one for each row, at their issue:
+        ``spots`` gives where the pieces of a destination lie.
+        """
+        hazards = self.grid.hazards
+        assert hazards is not None
+        for place, objects, chosen in destinations:
+            some = warps[chosen]
+            component, epoch = hazards.barriers.copies(objects, some, site)
+            inside = None if valid is None else valid[chosen]
+            hazards.agent(
+                space, sources[chosen], unit, inside, some, component, epoch, site, is_write=False
+            )
+            hazards.agent(
+                "shared", spots(place), unit, None, some, component, epoch, site, is_write=True,
+                is_strong=is_strong,
+            )  # fmt: skip
 
     def _sizes(self, size: Array, active: Array, site: int) -> Array:
         sizes = self._integers(size, active)
@@ -216,6 +257,15 @@ class BulkAccess(AsyncAccess):
         After wait_group.read the data has been read, not necessarily written.
         """
         kept: dict[int, Array] = {}
+        if self.grid.hazards is not None:
+            owners = threads // 32
+            self.grid.hazards.group(
+                "shared", sources, unit, valid, owners, clocks.BULK_READS, site, is_write=False
+            )
+            self.grid.hazards.group(
+                "global", places, unit, valid, owners, clocks.BULK_WRITES, site, is_write=True,
+                is_strong=combination is not None,
+            )  # fmt: skip
 
         def read(which: Array) -> Array:
             return self.grid.shared.gather(sources[which], unit, 1)[0]
@@ -269,10 +319,12 @@ class BulkAccess(AsyncAccess):
 
     def bulk_commit(self, mask: Mask) -> None:
         self.grid.bulk_copies.commit(self._threads(self._active(mask)))
+        if self.grid.hazards is not None:
+            for kind in (clocks.BULK_READS, clocks.BULK_WRITES):
+                self.grid.hazards.clocks.commit(kind, self._some(mask))
 
     def bulk_wait(self, allowed: int, only_reads: bool, mask: Mask) -> None:
         self.grid.bulk_copies.wait(self._threads(self._active(mask)), allowed, only_reads)
-
-    def _active(self, mask: Mask) -> Array:
-        """The active lanes; without a mask that is all of them."""
-        return np.ones(self.shape, bool) if mask is None else mask
+        if self.grid.hazards is not None:
+            for kind in (clocks.BULK_READS, *(() if only_reads else (clocks.BULK_WRITES,))):
+                self.grid.hazards.clocks.complete(kind, self._some(mask), max(allowed, 0))

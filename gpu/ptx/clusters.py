@@ -61,6 +61,8 @@ class ClusterBarriers:
             self.arrived[over] = 0
             self.phase[over] += 1
             self.grid.changed = True
+            if self.grid.hazards is not None:
+                self.grid.hazards.end_cluster_barrier(over)
 
 
 class Assembly:

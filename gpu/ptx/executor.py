@@ -59,6 +59,7 @@ class PtxArray:
                 f"array {self.name!r} holds {self.dtype}, the values are {values.dtype}"
             )
         self._bytes()[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self._allocation.written = None
 
     def __del__(self) -> None:
         allocation = getattr(self, "_allocation", None)
@@ -311,6 +312,7 @@ class PtxDevice:
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         array = PtxArray(self.memory, extents, np.dtype(dtype), name or self._fresh_name())
         array._bytes()[:] = 0xFF  # NaN in every floating format: what nobody wrote shows
+        array._allocation.written = np.zeros(array._size, bool)
         return array
 
     def launch_dependent(self, primary: Call, secondary: Call) -> tuple[Report, Report]:

@@ -49,6 +49,19 @@ class Frame(MatrixAccess):
         counts = np.broadcast_to(threads, (self.n,))[chosen]
         self.grid.barriers.arrive(warps, numbers, counts, site)
 
+    def memory_fence(self, scope: str, mask: Mask) -> None:
+        """Memory is sequentially consistent here; the hazard detector listens."""
+        if self.grid.hazards is not None:
+            self.grid.hazards.fence(scope, self._some(mask))
+
+    def proxy_fence(self, mask: Mask) -> None:
+        if self.grid.hazards is not None:
+            self.grid.hazards.proxy_fence(self._some(mask))
+
+    def mbarrier_fence(self, mask: Mask) -> None:
+        if self.grid.hazards is not None:
+            self.grid.hazards.barriers.fence(self._some(mask))
+
     def allow_dependents(self, mask: Mask) -> None:
         self.grid.has_triggered[self.grid.cta_of_warp[self._some(mask)]] = True
 

@@ -32,6 +32,7 @@ from simkit.errors import BudgetError, DeadlockError, LaunchError
 from simkit.numerics.tensor_core import TensorCore, dot_accumulate, dot_accumulate_fast
 
 if TYPE_CHECKING:
+    from gpu.ptx.hazards.detector import Detector
     from gpu.ptx.launch import Launch
 
 Array = np.ndarray
@@ -142,6 +143,7 @@ class Grid:
         self.assembly = Assembly(self)
         self.warpgroups = WarpgroupQueue(self, self.schedule.delays_copies)
         self.products = Products(self._multiply)
+        self.hazards: Detector | None = launch.detector(self)
         self.bound: Frame | None = None
         # Groups that wait for something else than a CTA's barrier, and whether any may go on now.
         self.parked: list[Parked] = []
@@ -667,6 +669,8 @@ class Grid:
         frame = group.frame
         if mask is None:
             if self._whole_ctas_arrive(frame, arrival):
+                if self.hazards is not None:
+                    self.hazards.meet(frame.warps)
                 group.places[target] = None
                 return
             self.barriers.wait(frame.warps, arrival, target, None)

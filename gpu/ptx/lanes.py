@@ -34,6 +34,8 @@ class Lanes:
         self.shared_base = self.cta.astype(np.int64) * grid.shared_stride
         self.warps_of_a_cta = _even_share(self.cta)
         self.f32 = grid.launch.f32
+        # The ordering of the next access to memory: generated code sets it for strong ones.
+        self.order = ""
         self._bound: dict[int, tuple[Array, ...]] = {}
         self._copies: dict[str, Array] = {}
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu.counters import Report
+from gpu.counters import Hazard, Report
 from gpu.ptx import arithmetic
 from gpu.ptx.arithmetic import Arithmetic
 from gpu.ptx.frame import Frame
 from gpu.ptx.grid import Grid, Group, Statistics
+from gpu.ptx.hazards.detector import Detector, HazardState
 from gpu.ptx.memory import Bytes, GlobalMemory
 from gpu.ptx.program import Program
 from gpu.ptx.schedule import Schedule
@@ -50,7 +51,8 @@ class Options:
     kernel is taken for endless.  ``dram``: send every access through a model of the L2 to count
     what reaches memory (slower).  ``approx``: approximate instructions (ex2, rcp, ...) give the
     "rounded" result, or an "adversarial" one, any that the ISA's bound allows, chosen by
-    ``approx_seed`` (simkit.numerics.approximate).
+    ``approx_seed`` (simkit.numerics.approximate).  ``hazards``: look for races, missing fences and
+    uninitialised reads (gpu.ptx.hazards).
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -59,6 +61,7 @@ class Options:
     dram: bool = False
     approx: str = "rounded"
     approx_seed: int = 0
+    hazards: bool = False
 
 
 @dataclass
@@ -95,6 +98,8 @@ class Launch:
         self.statistics = Statistics()
         self.output: list[str] = []
         self.seconds = 0.0
+        clusters = math.prod(self.clusters)
+        self.hazards = HazardState(self.place, clusters) if self.options.hazards else None
 
     def waves(self) -> Iterator[Grid]:
         """The launch as grids of CTAs that are resident at the same time."""
@@ -128,10 +133,23 @@ class Launch:
             shared_bytes=self.shared_bytes,
             seconds=self.seconds,
             traffic=self.counters.result(),
+            hazards=self._hazards(),
             instructions=statistics.instructions,
             lane_instructions=statistics.lane_instructions,
             output="".join(self.output),
         )
+
+    def detector(self, grid: Grid) -> Detector | None:
+        """What looks for hazards in a wave."""
+        return None if self.hazards is None else Detector(grid, self.hazards)
+
+    def _hazards(self) -> list[Hazard]:
+        if self.hazards is None:
+            # Nobody knows what this launch has written.
+            for allocation in self.memory.allocations:
+                allocation.written = None
+            return []
+        return list(self.hazards.findings.found.values())
 
     def code(self, block: int, is_masked: bool) -> Code:
         return self.kernel.code(block, is_masked, self.cluster_size > 1)
@@ -188,6 +206,8 @@ def run_dependent(primary: Launch, secondary: Launch) -> tuple[Report, Report]:
     Running the primary to its end first is a legal order, and what ``eager`` does.  Other schedules
     let the secondary start as early as it may, which shows whatever it reads too early.
     """
+    if primary.hazards is not None and secondary.hazards is not None:
+        secondary.hazards.follow(primary.hazards)
     first, second = list(primary.waves()), list(secondary.waves())
     if primary.options.schedule.kind == "eager" or len(first) > 1 or len(second) > 1:
         return primary.run(), secondary.run()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpu.ptx import fragments, spaces, wgmma
+from gpu.ptx.hazards import clocks
 from gpu.ptx.lanes import Array, Mask
 from gpu.ptx.memory import Bytes
 from gpu.ptx.products import Product
@@ -65,6 +66,9 @@ class MatrixAccess(ClusterAccess):
                 column = used[:, :1].astype(np.int64) + offset
                 self._check(column, 16, grid.shared_bytes, None, site, "shared", "read")
                 grid.counters.shared_alike(column, 16, self.n)
+                if grid.hazards is not None:
+                    everywhere = column + self.shared_base
+                    grid.hazards.access("shared", everywhere, 16, None, self.warps, site, False, "")
                 places = self.shared_base[::sharing, None] + column[:, 0]
                 return Rows(grid.shared.gather(places, 16, 1)[0], sharing)
         _, memory, places = self._matrix_rows(space, base, offset, count, mask, site, "read")
@@ -120,7 +124,13 @@ class MatrixAccess(ClusterAccess):
         self._check(offsets, 16, self.grid.shared_bytes, None, site, "shared", direction)
         counted = offsets if taking_part is None else offsets[:, taking_part]
         self.grid.counters.shared(counted, 16, None)
-        return taking_part, self.grid.shared, offsets + base_of_cta
+        flat = offsets + base_of_cta
+        if self.grid.hazards is not None:
+            chosen = flat if taking_part is None else flat[:, taking_part]
+            warps = self.warps if taking_part is None else self.warps[taking_part]
+            is_write = direction == "write"
+            self.grid.hazards.access("shared", chosen, 16, None, warps, site, is_write, "")
+        return taking_part, self.grid.shared, flat
 
     def operand(self, matrix: Array, kind: str) -> Operand | Array:
         """A decoded A or B with what the exact tensor core needs of it again and again."""
@@ -222,15 +232,24 @@ class MatrixAccess(ClusterAccess):
             if isinstance(accumulate, bool)
             else self.array(accumulate)[0, leaders].astype(bool)
         )
+        if self.grid.hazards is not None:
+            for operand, rows in ((left, wgmma.ROWS), (right, n)):
+                self.grid.hazards.read_operand(operand, rows, groups, site)
         self.grid.warpgroups.issue(
             wgmma.Operation(groups, n, left, right, added, accumulator, is_half, site, is_saturated)
         )
 
     def warpgroup_commit(self, mask: Mask, site: int) -> None:
-        self.grid.warpgroups.commit(self._warpgroups(mask, site).reshape(-1))
+        warps = self._warpgroups(mask, site).reshape(-1)
+        self.grid.warpgroups.commit(warps)
+        if self.grid.hazards is not None:
+            # One wgmma of four warps: any of them knows of its end.
+            self.grid.hazards.clocks.commit(clocks.WGMMA, warps[::WARPS])
 
     def warpgroup_wait(self, allowed: int, mask: Mask, site: int) -> QueueWait:
         # Its warps may wait one by one: what is due is done for the whole warpgroup.
         warps = self.warps if mask is None else self._whole_warps(mask, site)
         first = warps - warps % self.grid.warps_per_cta % WARPS
+        if self.grid.hazards is not None:
+            self.grid.hazards.clocks.complete(clocks.WGMMA, warps, allowed, first)
         return QueueWait(np.unique(first), allowed, site)

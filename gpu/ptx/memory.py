@@ -132,11 +132,16 @@ _SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 
 @dataclass(slots=True)
 class Allocation:
-    """A named stretch of global memory: offsets [start, end) from GLOBAL_BASE."""
+    """A named stretch of global memory: offsets [start, end) from GLOBAL_BASE.
+
+    ``written``: which bytes hold something, for hazard detection; None if all do, or nobody kept
+    account.
+    """
 
     name: str
     start: int
     end: int
+    written: Array | None = None
 
     @property
     def address(self) -> int:

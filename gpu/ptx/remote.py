@@ -42,12 +42,24 @@ class ClusterAccess(TensorCopyAccess):
         data = [self.array(v)[active] for v in values]
         flat = self._flat_shared(target, cta, total, site, "st.async")
         places = self._flat_shared(objects, cta, 8, site, "mbarrier")
+        self._observe_store(flat, total, places, active, site, is_strong=False)
 
         def work() -> None:
             self.grid.shared.scatter(flat, size, data, None)
             self._change(places, 0, -total, 0, site)
 
         self.grid.agents.start(work)
+
+    def _observe_store(
+        self, flat: Array, size: int, objects: Array, active: Array, site: int, is_strong: bool
+    ) -> None:
+        """Tells the hazard detector of an asynchronous store, which is a generic access."""
+        hazards = self.grid.hazards
+        if hazards is not None:
+            warps = self._warps_of(active)
+            component, epoch = hazards.barriers.copies(objects, warps, site, is_async=False)
+            hazards.agent("shared", flat[:, None], size, None, warps, component, epoch, site,
+                          is_write=True, is_async=False, is_strong=is_strong)  # fmt: skip
 
     def reduce_async(
         self,
@@ -71,6 +83,7 @@ class ClusterAccess(TensorCopyAccess):
         data = values[active]
         flat = self._flat_shared(target, cta, size, site, "red.async")
         places = self._flat_shared(objects, cta, 8, site, "mbarrier")
+        self._observe_store(flat, size, places, active, site, is_strong=True)
 
         def work() -> None:
             self.grid.shared.atomic(flat[None], function, data[None], None, None)
@@ -100,6 +113,10 @@ class ClusterAccess(TensorCopyAccess):
         return (address >> kind(spaces.SHARED_RANK_SHIFT) & kind(0xFF)).astype(np.uint32)
 
     def cluster_arrive(self, mask: Mask, site: int) -> None:
+        if self.grid.hazards is not None:
+            is_relaxed, self.order = self.order == "relaxed", ""
+            if not is_relaxed:
+                self.grid.hazards.come_to_cluster_barrier(self._some(mask))
         self.grid.clusters.arrive(self.warps, self._active(mask), site)
 
     def cluster_wait(self, mask: Mask, site: int) -> ClusterWait:

@@ -51,6 +51,18 @@ class TensorCopyAccess(BulkAccess):
         masks = None if ctas is None else self._integers(ctas, active)
         tiles = self._tiles(base, offset, coordinates, active, site)
         self._check_owner(target, cta, "global", target_space, site)
+        if self.grid.hazards is not None:
+            for fields, tile, rows in tiles:
+                starts = tile.starts - spaces.GLOBAL_BASE
+                self._observe_loads(
+                    "global", starts[:, None] + tile.steps, None if tile.is_whole else tile.valid,
+                    self._destinations(
+                        target[rows], objects[rows], cta[rows],
+                        None if masks is None else masks[rows], tile.shared_bytes, site,
+                    ),
+                    lambda place: self._tile_places(place, fields, tile, site),  # noqa: B023
+                    tile.unit, self._warps_of(active)[rows], site,
+                )  # fmt: skip
 
         def work() -> None:
             for fields, tile, rows in tiles:

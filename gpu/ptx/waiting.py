@@ -71,6 +71,10 @@ class MbarrierWait:
 
     def finish(self, grid: Grid, warps: Array) -> None:
         """A wait that timed out leaves False in the lanes whose phase is not complete."""
+        if grid.hazards is not None:
+            over = self.active & self._passed(grid)
+            waiting = np.broadcast_to(warps, over.shape)
+            grid.hazards.see_phase(self.objects[over], waiting[over], self.site)
         register = grid.registers.get(self.target)
         if register is not None:
             register[:, warps] = np.where(self.active, self._passed(grid), register[:, warps])
@@ -108,6 +112,8 @@ class ClusterWait:
 
     def finish(self, grid: Grid, warps: Array) -> None:
         """Nothing is left in registers."""
+        if grid.hazards is not None:
+            grid.hazards.leave_cluster_barrier(warps)
 
     def describe(self, grid: Grid, warps: Array) -> list[str]:
         clusters = grid.cluster_of_warp[warps].tolist()
@@ -177,6 +183,8 @@ class GridWait:
 
     def finish(self, grid: Grid, warps: Array) -> None:
         """Nothing is left in registers."""
+        if grid.hazards is not None:
+            grid.hazards.see_primary(warps)
 
     def describe(self, grid: Grid, warps: Array) -> list[str]:
         return ["the launch that this one depends on"] * len(warps)

@@ -87,6 +87,8 @@ def arrive(e: Emitter, i: Instruction, m: Modifiers) -> None:
     third = e.read(i.operands[2], "u4") if len(i.operands) == 3 else "1"
     counts = f"1, {third}, 0" if "expect_tx" in m else f"{third}, 0, 0"
     drops = m["kind"] == "arrive_drop"
+    if m.get("semantics") == "relaxed":
+        e.line("x.order = 'relaxed'")
     value = (
         f"x.mbarrier_change({_object(e, place, m)}, {counts}, {drops}, {'noComplete' not in m},"
         f" {e.mask}, {e.site})"
@@ -164,6 +166,8 @@ def arrive_after_copies(e: Emitter, i: Instruction, m: Modifiers) -> None:
     semantics="release relaxed",
 )
 def cluster_arrive(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    if m.get("semantics") == "relaxed":
+        e.line("x.order = 'relaxed'")
     e.line(f"x.cluster_arrive({e.mask}, {e.site})")
 
 

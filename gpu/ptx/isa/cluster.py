@@ -97,4 +97,8 @@ def cache_policy(e: Emitter, i: Instruction, m: Modifiers) -> None:
 @ptx("fence.proxy.tensormap::generic.acquire.<scope>", operands=2, results=0, pure=False,
      scope="cta cluster gpu sys")  # fmt: skip
 def fence(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    """Memory is sequentially consistent here; a missing fence is the hazard detector's business."""
+    """Memory is sequentially consistent here; the hazard detector listens."""
+    if "async" in m:
+        e.line(f"x.proxy_fence({e.mask})")
+    elif "mbarrier_init" in m:
+        e.line(f"x.mbarrier_fence({e.mask})")

@@ -42,6 +42,16 @@ def _space(m: Modifiers) -> str:
     return m.get("space", "generic").split("::")[0]
 
 
+def _note_order(e: Emitter, m: Modifiers) -> None:
+    """Tells the frame that the access that follows is strong, and how it orders others."""
+    if "volatile" in m or "relaxed" in m:
+        e.line("x.order = 'relaxed'")
+    elif "ordering" in m and m.get("scope") != "cta":
+        e.line(f"x.order = {m['ordering']!r}")
+    elif "ordering" in m:
+        e.line("x.order = 'relaxed'")
+
+
 def _width(m: Modifiers) -> int:
     return int(m["vector"][1:]) if "vector" in m else 1
 
@@ -93,6 +103,7 @@ def load(e: Emitter, i: Instruction, m: Modifiers) -> None:
             e.write(element, code, f"x.parameter({offset + lane * size}, {size}).view('{code}')")
         return
     base, offset = e.address(source)
+    _note_order(e, m)
     values = e.fresh(f"x.load({space!r}, {base}, {offset}, {size}, {count}, {e.mask}, {e.site})")
     for lane, element in enumerate(elements):
         if not isinstance(element, Sink):
@@ -128,6 +139,7 @@ def store(e: Emitter, i: Instruction, m: Modifiers) -> None:
         raise e.error(f"{len(elements)} sources for {count} elements")
     base, offset = e.address(target)
     values = ", ".join(e.read(element, f"u{size}") for element in elements)
+    _note_order(e, m)
     e.line(f"x.store({_space(m)!r}, {base}, {offset}, {size}, ({values},), {e.mask}, {e.site})")
 
 
@@ -243,6 +255,7 @@ def atomic(e: Emitter, i: Instruction, m: Modifiers) -> None:
     base, offset = e.address(i.operands[1])
     targets, values = (_vector(e, m, i.operands[k]) for k in (0, 2))
     _check_vector(e, m, base, offset)
+    _note_order(e, m)
     # All elements first: a destination may be an operand of the next one.
     old = [
         e.fresh(
@@ -269,6 +282,7 @@ def compare_and_swap(e: Emitter, i: Instruction, m: Modifiers) -> None:
     base, offset = e.address(i.operands[1])
     compare, value = (f"x.array({e.read(o, code)})" for o in i.operands[2:4])
     function = e.bind(_exchange)
+    _note_order(e, m)
     e.write(
         i.operands[0],
         code,
@@ -354,6 +368,7 @@ def reduction(e: Emitter, i: Instruction, m: Modifiers) -> None:
     function, code = bound_combiner(e, m)
     base, offset = e.address(i.operands[0])
     _check_vector(e, m, base, offset)
+    _note_order(e, m)
     for k, value in enumerate(_vector(e, m, i.operands[1])):
         e.line(
             f"x.atomic({_space(m)!r}, {base}, {offset + k * SIZES[m['type']]}, {function},"

@@ -81,7 +81,8 @@ def warp_barrier(e: Emitter, i: Instruction, m: Modifiers) -> None:
 @ptx("fence{.<kind>}.<scope>", operands=0, results=0, pure=False, kind="sc acq_rel acquire release",
      scope="cta cluster gpu sys")  # fmt: skip
 def fence(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    """Memory is sequentially consistent here; a missing fence is the hazard detector's business."""
+    scope = m.get("scope") or {"gl": "gpu"}.get(m["level"], m["level"])
+    e.line(f"x.memory_fence({scope!r}, {e.mask})")
 
 
 @ptx("trap", "brkpt", operands=0, results=0, pure=False)

@@ -1,0 +1,672 @@
+"""What the executor tells of accesses and synchronisation, and the hazards that follow from it.
+
+Two accesses of the same bytes, one of them a write, race unless what their warps and agents have
+seen of each other (clocks.py) orders them.  An asynchronous agent's access may happen at any moment
+from its issue on: what came before has to be ordered before the issue, and what follows has to wait
+for its completion.  Nothing here depends on when the executor happens to do its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu.counters import Hazard
+from gpu.ptx import wgmma
+from gpu.ptx.hazards import clocks as kinds
+from gpu.ptx.hazards.clocks import Clocks
+from gpu.ptx.hazards.events import ASYNC, STRONG, WRITE, Events
+from gpu.ptx.hazards.shadow import ReadLog, Shadow
+from gpu.ptx.memory import Allocation
+
+if TYPE_CHECKING:
+    from gpu.ptx.grid import Grid
+
+Array = np.ndarray
+
+_MOST = 64
+"""Hazards that are told apart; a kernel that is wrong everywhere is told so many times."""
+
+
+@dataclass
+class GlobalShadow:
+    """An allocation: its writes once there are any, until then its reads."""
+
+    allocation: Allocation
+    log: ReadLog = field(default_factory=ReadLog)
+    shadow: Shadow | None = None
+
+
+@dataclass
+class Findings:
+    """Hazards of one launch, each pair of places in the program once."""
+
+    place: Callable[[int], str]
+    found: dict[tuple[object, ...], Hazard] = field(default_factory=dict)
+
+    def add(
+        self, kind: str, line: int, other: int, message: str, advice: str = "",
+        severity: str = "error",
+    ) -> None:  # fmt: skip
+        key = (kind, line, other)
+        if key in self.found or len(self.found) >= _MOST:
+            return
+        self.found[key] = Hazard(kind, message, line, other, advice, severity)
+
+
+class HazardState:
+    """What outlives the waves of a launch: global memory's shadow and the findings."""
+
+    def __init__(self, place: Callable[[int], str], clusters: int) -> None:
+        self.events = Events()
+        self.memory: dict[int, GlobalShadow] = {}
+        self.findings = Findings(place)
+        self.clusters = clusters
+        # Clusters of the launch before, if this is a dependent one, and where its lines are.
+        self.before = 0
+        self.place_before = place
+
+    def follow(self, primary: HazardState) -> None:
+        """Makes this the state of a launch that may overlap with another's."""
+        self.events, self.memory = primary.events, primary.memory
+        self.before, self.place_before = primary.clusters, primary.findings.place
+        self.clusters += primary.clusters
+
+    def place_of(self, event: int) -> str:
+        is_before = int(self.events.cluster[event]) < self.before
+        place = self.place_before if is_before else self.findings.place
+        return place(int(self.events.site[event]))
+
+
+class Detector:
+    """Hazards of the CTAs of one wave."""
+
+    def __init__(self, grid: Grid, state: HazardState) -> None:
+        self.grid = grid
+        self.state = state
+        self.events = state.events
+        self.clocks = Clocks(grid, state.before + grid.first // grid.cluster_size, state.clusters)
+        self.shared = Shadow(len(grid.shared.data))
+        self.barriers = Mbarriers(self)
+        self.sees_primary = np.zeros(grid.warps, bool)
+        # Of the store at hand: whether memory holds what its lanes write, and those of its lanes
+        # that others have overwritten, with what reports them.
+        self._holds: Callable[[], Array] | None = None
+        self._lost: list[tuple[Array, Callable[[Array], None]]] = []
+        # Of strong accesses to memory: what the last release left there, and what fences have made
+        # ready to publish or have yet to take in, by warp.
+        self._released: dict[tuple[str, int], Array] = {}
+        self._ready: dict[int, Array] = {}
+        self._pending: dict[int, Array] = {}
+
+    # Accesses
+
+    def access(
+        self, space: str, offsets: Array, size: int, mask: Array | None, warps: Array, site: int,
+        is_write: bool, order: str, holds: Callable[[], Array] | None = None,
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """A load, store or atomic (``order`` "atomic ...") of some warps: ``offsets`` [lanes,
+        warps] from the start of the space's memory.  ``order``: "" for a weak access.
+
+        ``holds``: whether memory holds what each lane stores.  Warps that store the same are let
+        off, as compilers make them do; the result, if any, is to be called after the store to see.
+        """
+        if order:
+            # Before the access: a release publishes what came before it, an acquire what follows.
+            self._synchronise(space, offsets, mask, warps, order, is_write)
+        flags = (WRITE if is_write else 0) | (STRONG if order else 0)
+        component = self.clocks.component(kinds.SELF, warps)
+        epoch = self.clocks.epoch(warps)
+        columns = np.broadcast_to(np.arange(len(warps)), offsets.shape)
+        if mask is not None:
+            offsets, columns = offsets[mask], columns[mask]
+            if not offsets.size:
+                return None
+        self._holds = None
+        if holds is not None:
+            self._holds = (
+                (lambda: holds()[mask]) if mask is not None else lambda: holds().reshape(-1)
+            )
+        self._lost.clear()
+        self._touch(space, offsets.reshape(-1), size, columns.reshape(-1), warps, component, epoch,
+                    site, flags)  # fmt: skip
+        if not self._lost or self._holds is None:
+            self._holds = None
+            return None
+        return self._settle
+
+    def _settle(self) -> None:
+        """Reports lanes whose store another warp's of the same instruction has overwritten."""
+        assert self._holds is not None
+        kept = self._holds()
+        for chosen, report in self._lost:
+            wrong = ~kept[chosen]
+            if wrong.any():
+                report(wrong)
+        self._lost.clear()
+        self._holds = None
+
+    def agent(
+        self, space: str, offsets: Array, size: int, valid: Array | None, warps: Array,
+        component: Array, epoch: Array, site: int, is_write: bool, is_async: bool = True,
+        is_strong: bool = False,
+    ) -> None:  # fmt: skip
+        """Accesses [agents, pieces] of asynchronous agents that some warps start, one for each
+        row; ``component`` and ``epoch`` say when they are over.
+        """
+        columns = np.broadcast_to(np.arange(len(offsets))[:, None], offsets.shape)
+        if valid is not None:
+            offsets, columns = offsets[valid], columns[valid]
+        if offsets.size:
+            flags = (WRITE if is_write else 0) | (ASYNC if is_async else 0)
+            flags |= STRONG if is_strong else 0
+            self._touch(space, offsets.reshape(-1), size, columns.reshape(-1), warps, component,
+                        epoch, site, flags)  # fmt: skip
+
+    def group(
+        self, space: str, offsets: Array, size: int, valid: Array | None, warps: Array, kind: int,
+        site: int, is_write: bool, is_async: bool = True, is_strong: bool = False,
+        owners: Array | None = None,
+    ) -> None:  # fmt: skip
+        """The same of agents whose completion groups of work (``kind``) tell, those of the warps or
+        of ``owners``.
+        """
+        owners = warps if owners is None else owners
+        component = self.clocks.component(kind, owners)
+        epoch = self.clocks.committed[kind, owners] + 1
+        self.agent(space, offsets, size, valid, warps, component, epoch, site, is_write, is_async,
+                   is_strong)  # fmt: skip
+
+    def _touch(
+        self, space: str, offsets: Array, size: int, columns: Array, warps: Array,
+        component: Array, epoch: Array, site: int, flags: int,
+    ) -> None:  # fmt: skip
+        """Checks accesses [n] against what is known of their bytes, and makes them known."""
+        events = self.events.add(component, epoch, self.clocks.cluster[warps], warps, site, flags)
+        if space == "shared":
+            which = np.arange(len(offsets))
+            self._check_shadow(self.shared, space, "", offsets, size, columns, warps, events, flags,
+                               which)  # fmt: skip
+            return
+        memory = self.grid.memory
+        allocation = memory.find(int(offsets.min()), int(offsets.max()) + size)
+        if allocation is not None:
+            which = np.arange(len(offsets))
+            self._touch_allocation(allocation, offsets, size, columns, warps, events, flags, which)
+            return
+        owners = memory.owners(offsets, size)
+        for owner in np.unique(owners[owners >= 0]).tolist():
+            here = owners == owner
+            self._touch_allocation(
+                memory.allocations[owner], offsets[here], size, columns[here], warps, events, flags,
+                np.flatnonzero(here),
+            )  # fmt: skip
+
+    def _touch_allocation(
+        self, allocation: Allocation, offsets: Array, size: int, columns: Array, warps: Array,
+        events: Array, flags: int, which: Array,
+    ) -> None:  # fmt: skip
+        self._check_initialised(
+            allocation, offsets - allocation.start, size, columns, events, flags
+        )
+        known = self.state.memory.get(allocation.start)
+        if known is None:
+            known = self.state.memory[allocation.start] = GlobalShadow(allocation)
+        own = offsets - allocation.start
+        if flags & WRITE:
+            if known.shadow is None:
+                known.shadow = Shadow(allocation.end - allocation.start)
+            access, reads = known.log.overlapping(own, size)
+            if len(reads):
+                self._check(reads, own[access], columns[access], warps, events, flags,
+                            "global", allocation.name)  # fmt: skip
+        if known.shadow is not None:
+            self._check_shadow(known.shadow, "global", allocation.name, own, size, columns, warps,
+                               events, flags, which)  # fmt: skip
+        if not flags & WRITE:
+            known.log.add(own, size, columns, events)
+
+    def _check_shadow(
+        self, shadow: Shadow, space: str, name: str, offsets: Array, size: int, columns: Array,
+        warps: Array, events: Array, flags: int, which: Array,
+    ) -> None:  # fmt: skip
+        granules, each = shadow.granules(offsets, size)
+        if each > 1:
+            columns, which = np.repeat(columns, each), np.repeat(which, each)
+        before = shadow.writes.take(granules)
+        if space == "shared" and not flags & WRITE and not before.all():
+            self._uninitialised(before, granules * shadow.granule, columns, events, "shared")
+        place = granules * shadow.granule
+        self._check(before, place, columns, warps, events, flags, space, name, which)
+        mine = events.take(columns)
+        if flags & WRITE:
+            for reads in shadow.reads if space == "shared" else ():
+                self._check(reads.take(granules), place, columns, warps, events, flags, space, name)
+            shadow.writes[granules] = mine
+            after = shadow.writes.take(granules)
+            lost = np.flatnonzero(after != mine)
+            if len(lost) and not flags & STRONG:
+
+                def report(wrong: Array) -> None:
+                    some = lost[wrong]
+                    self._report(after[some], place[some], columns[some], events, flags, space,
+                                 name, "race")  # fmt: skip
+
+                if self._holds is None:
+                    report(np.ones(len(lost), bool))
+                else:
+                    self._lost.append((which[lost], report))
+        elif space == "shared":
+            slots = shadow.slots(self.events.component[events])
+            shadow.reads[slots.take(columns), granules] = mine
+
+    def _check(
+        self, before: Array, place: Array, columns: Array, warps: Array, events: Array, flags: int,
+        space: str, name: str, which: Array | None = None,
+    ) -> None:  # fmt: skip
+        """Reports those earlier events that the warps of the new ones have not seen.
+
+        ``which``: the lanes of a store, where writes of what is there already are let off.
+        """
+        log, clocks = self.events, self.clocks
+        component, epoch = log.component.take(before), log.epoch.take(before)
+        owner = warps.take(columns)
+        if space == "shared":
+            known = clocks.seen[0, owner, component]
+        else:
+            away = log.cluster.take(before) != clocks.cluster.take(owner)
+            away &= before > 0
+            if away.any():
+                known = clocks.seen[0, owner, np.where(away, 0, component)]
+                known = np.where(away, self._foreign(owner, before, component), known)
+            else:
+                known = clocks.seen[0, owner, component]
+        bad = known < epoch
+        earlier = log.flags.take(before)
+        if flags & STRONG:
+            bad &= (earlier & STRONG) == 0
+        if bad.any() and which is not None and self._holds is not None:
+            bad &= ~(self._holds()[which] & (earlier & WRITE > 0))
+        if bad.any():
+            self._report(before[bad], place[bad], columns[bad], events, flags, space, name, "race")
+        if flags & ASYNC:
+            # Ordered, but by the generic proxy only.
+            unfenced = ((earlier & (ASYNC | WRITE)) == WRITE) & ~bad
+            if space != "shared":
+                unfenced &= ~away
+            if unfenced.any():
+                unfenced &= clocks.seen[1, owner, component % clocks.seen.shape[2]] < epoch
+                if unfenced.any():
+                    self._report(before[unfenced], place[unfenced], columns[unfenced], events,
+                                 flags, space, name, "missing_proxy_fence")  # fmt: skip
+
+    def _foreign(self, owner: Array, before: Array, component: Array) -> Array:
+        cluster = self.events.cluster.take(before)
+        known = np.zeros(len(before), np.int32)
+        if self.clocks.foreign is not None:
+            # Another launch may have more components than this one knows anything of.
+            inside = component < self.clocks.foreign.shape[2]
+            known[inside] = self.clocks.foreign[owner[inside], cluster[inside], component[inside]]
+        over = (cluster < self.state.before) & self.sees_primary.take(owner)
+        known[over] = np.iinfo(np.int32).max
+        return known
+
+    # Reports
+
+    def _report(
+        self, before: Array, place: Array, columns: Array, events: Array, flags: int, space: str,
+        name: str, kind: str,
+    ) -> None:  # fmt: skip
+        """One hazard for each pair of places in the program, with an example of each."""
+        log, findings = self.events, self.state.findings
+        sites = log.site.take(before)
+        line = int(log.site[events[0]])
+        for other in np.unique(sites).tolist():
+            if (kind, line, other) in findings.found:
+                continue
+            at = int(np.flatnonzero(sites == other)[0])
+            new, old = int(events[columns[at]]), int(before[at])
+            where = self._bytes(int(place[at]), space, name)
+            ways = (
+                "write" if int(log.flags[old]) & WRITE else "read",
+                ("write" if flags & WRITE else "read"),
+            )
+            count = int((sites == other).sum())
+            first, second = self._who(old), self._who(new)
+            if kind == "race":
+                message = (
+                    f"{ways[0]} by {first} ({self.state.place_of(old)}) and {ways[1]} by {second}"
+                    f" ({findings.place(line)}) of {where} are not ordered"
+                )
+                advice = self._advice(old, new, space)
+            else:
+                message = (
+                    f"{ways[0]} by {first} ({self.state.place_of(old)}) is followed by an"
+                    f" asynchronous {ways[1]} by {second} ({findings.place(line)}) of {where}"
+                    " without a proxy fence between them"
+                )
+                advice = "fence.proxy.async after the write, before the barrier that orders the two"
+            more = f"; {count} granules at once" if count > 1 else ""
+            findings.add(kind, line, other, message + more, advice)
+
+    def _bytes(self, place: int, space: str, name: str) -> str:
+        if space == "shared":
+            cta, offset = divmod(place, self.grid.shared_stride)
+            return f"shared byte {offset} of {self.grid.cta_name(cta)}"
+        return f"byte {place} of {name!r}"
+
+    def _who(self, event: int) -> str:
+        log, clocks, grid = self.events, self.clocks, self.grid
+        cluster, component = int(log.cluster[event]), int(log.component[event])
+        kind = component // clocks.width
+        of = {
+            0: "",
+            1: "a cp.async of ",
+            2: "a bulk copy of ",
+            3: "a bulk copy of ",
+            4: "a wgmma of ",
+        }
+        agent = of.get(kind, "a bulk copy of ")
+        warp = int(log.warp[event])
+        if cluster != int(clocks.cluster[min(warp, grid.warps - 1)]):
+            # Of another wave of CTAs.
+            return f"{agent}a warp of cluster {cluster}"
+        name = grid.cta_name(int(grid.cta_of_warp[warp]))
+        return f"{agent}warp {warp % grid.warps_per_cta} of {name}"
+
+    def _advice(self, old: int, new: int, space: str) -> str:
+        """The synchronisation that would have ordered two accesses."""
+        log, clocks = self.events, self.clocks
+        kind = int(log.component[old]) // clocks.width
+        same_cluster = log.cluster[old] == log.cluster[new]
+        if kind == kinds.COPIES:
+            return "cp.async.wait_group (and a barrier for other warps) before the access"
+        if kind in (kinds.BULK_READS, kinds.BULK_WRITES):
+            return "cp.async.bulk.wait_group (.read for its source) before the access"
+        if kind == kinds.WGMMA:
+            return "wgmma.wait_group, then an arrival at a barrier, before the access"
+        if kind > kinds.WGMMA:
+            return "a wait for the phase of the copy's mbarrier before the access"
+        if not same_cluster:
+            return "release and acquire at gpu scope between the two CTAs, or another launch"
+        if self.grid.cluster_size > 1 and space == "shared":
+            return (
+                "bar.sync, an mbarrier, or barrier.cluster between CTAs, before the second access"
+            )
+        return "bar.sync or an mbarrier between the two"
+
+    def _uninitialised(
+        self, before: Array, place: Array, columns: Array, events: Array, space: str, name: str = ""
+    ) -> None:
+        at = int(np.flatnonzero(before == 0)[0])
+        event = int(events[columns[at]])
+        line = int(self.events.site[event])
+        self.state.findings.add(
+            "uninitialised",
+            line,
+            0,
+            f"{self._who(event)} reads {self._bytes(int(place[at]), space, name)}, which nobody has"
+            f" written ({self.state.findings.place(line)})",
+            "write it first, or do not read it",
+        )
+
+    def _check_initialised(
+        self, allocation: Allocation, offsets: Array, size: int, columns: Array, events: Array,
+        flags: int,
+    ) -> None:  # fmt: skip
+        written = allocation.written
+        if written is None:
+            return
+        spread = offsets[:, None] + np.arange(size)
+        if flags & WRITE:
+            written[spread] = True
+            return
+        known = np.logical_and.reduce(written[spread], axis=1)
+        if not known.all():
+            self._uninitialised(known.astype(np.int32), offsets, columns, events, "global",
+                                allocation.name)  # fmt: skip
+
+    # Synchronisation of warps
+
+    def meet(self, warps: Array) -> None:
+        """A barrier of whole CTAs."""
+        ctas = self.grid.cta_of_warp[warps]
+        starts = np.flatnonzero(np.diff(ctas, prepend=-1))
+        if (
+            len(warps) == len(starts) * (len(warps) // len(starts))
+            and (starts == np.arange(len(starts)) * (len(warps) // len(starts))).all()
+        ):
+            self.clocks.meet(warps, len(starts))
+            return
+        for cta in np.unique(ctas):
+            self.clocks.meet(warps[ctas == cta], 1)
+
+    def come_to_barrier(self, places: Array, warps: Array) -> None:
+        """``places``: CTA and number of each warp's barrier in one."""
+        self.clocks.publish("barrier", places, warps)
+
+    def leave_barrier(self, places: Array, warps: Array, complete: Array) -> None:
+        """Warps go on; all barriers at the places ``complete`` start again."""
+        self.clocks.collect("barrier", places, warps)
+        self.clocks.clear("barrier", complete)
+
+    def come_to_cluster_barrier(self, warps: Array) -> None:
+        self.clocks.publish("cluster", self.grid.cluster_of_warp[warps], warps)
+
+    def end_cluster_barrier(self, clusters: Array) -> None:
+        """What a phase's arrivals have left is for those who wait for its end."""
+        self.clocks.move("cluster", "cluster over", clusters)
+
+    def leave_cluster_barrier(self, warps: Array) -> None:
+        self.clocks.collect("cluster over", self.grid.cluster_of_warp[warps], warps)
+
+    def initialise(self, objects: Array, warps: Array, site: int) -> None:
+        """mbarrier.init: a write like others, which users of the object must have seen."""
+        self._use(objects, warps, site, WRITE)
+        self.barriers.initialise(objects, warps, site)
+
+    def arrive(
+        self, objects: Array, warps: Array, counts: Array, site: int, releases: bool
+    ) -> None:
+        self._use(objects, warps, site, STRONG)
+        if releases and (counts > 0).any():
+            self.barriers.arrive(objects[counts > 0], warps[counts > 0])
+
+    def see_phase(self, objects: Array, warps: Array, site: int) -> None:
+        """Warps find that the phase that they wait for is over."""
+        if len(objects):
+            self._use(objects, warps, site, STRONG)
+            self.barriers.learn(objects, warps)
+
+    def arrive_after_copies(self, objects: Array, warps: Array) -> None:
+        """cp.async.mbarrier.arrive: who waits there knows the copies so far to have landed."""
+        self.clocks.commit(kinds.COPIES, np.unique(warps))
+        numbers = self.barriers.numbers(objects)
+        component = self.clocks.component(kinds.COPIES, warps)
+        epochs = self.clocks.committed[kinds.COPIES, warps]
+        np.maximum.at(self.barriers.arrived[0], (numbers, component), epochs)
+        self.barriers.arrive(objects, warps)
+
+    def _use(self, objects: Array, warps: Array, site: int, flags: int) -> None:
+        """Accesses to the 8 bytes of mbarriers by warps, one for each of both."""
+        users, columns = np.unique(warps, return_inverse=True)
+        component = self.clocks.component(kinds.SELF, users)
+        self._touch("shared", objects, 8, columns, users, component, self.clocks.epoch(users),
+                    site, flags)  # fmt: skip
+
+    def read_operand(self, operand: wgmma.Operand, rows: int, groups: Array, site: int) -> None:
+        """A wgmma of some warpgroups [groups, 4] reads a matrix: each warp as an agent of its
+        own, for all of them have to know that it is there.
+        """
+        if operand.descriptors is None:
+            return
+        element = wgmma.ELEMENT_BYTES[operand.kind]
+        k = 32 // element
+        for one in np.unique(operand.descriptors).tolist():
+            chosen = operand.descriptors == one
+            pattern = wgmma.chain_pattern((one,), not operand.transposed, rows, k, element)
+            offsets = pattern.reshape(-1).astype(np.int64) * 16
+            if int(offsets.max()) + 16 > self.grid.shared_bytes:
+                return  # an error where the operation is done
+            warps = groups[chosen].reshape(-1)
+            places = self.grid.cta_of_warp[warps][:, None] * self.grid.shared_stride + offsets
+            self.group("shared", places, 16, None, warps, kinds.WGMMA, site, is_write=False,
+                       owners=np.repeat(groups[chosen, 0], 4))  # fmt: skip
+
+    def proxy_fence(self, warps: Array) -> None:
+        self.barriers.fence(warps)
+        self.clocks.fence(warps)
+
+    def see_primary(self, warps: Array) -> None:
+        """griddepcontrol.wait: all of the launch before is over and known."""
+        self.sees_primary[warps] = True
+
+    def fence(self, scope: str, warps: Array) -> None:
+        """A fence between strong accesses, which makes a release of the next one and an acquire of
+        the last.
+        """
+        if scope == "cta" or self.state.clusters * self.grid.cluster_size == 1:
+            return
+        for warp in warps.tolist():
+            if warp in self._pending:
+                self.clocks.learn_all(warp, self._pending.pop(warp))
+            self._ready[warp] = self.clocks.knowledge(warp)
+        self.clocks.tick(warps)
+
+    def _synchronise(
+        self, space: str, offsets: Array, mask: Array | None, warps: Array, order: str,
+        is_write: bool,
+    ) -> None:  # fmt: skip
+        """Releases and acquires through a place in memory."""
+        is_atomic = order.startswith("atomic")
+        releases, acquires = "release" in order or "acq_rel" in order, "acq" in order
+        for column, warp in enumerate(warps.tolist()):
+            lanes = offsets[:, column] if mask is None else offsets[mask[:, column], column]
+            for place in np.unique(lanes).tolist():
+                key = space, place
+                there = self._released.get(key)
+                if there is not None and (is_atomic or not is_write):
+                    if acquires:
+                        self.clocks.learn_all(warp, there)
+                    else:
+                        pending = self._pending.get(warp)
+                        self._pending[warp] = there if pending is None else _join(pending, there)
+                if is_write or is_atomic:
+                    if releases:
+                        left: Array | None = self.clocks.knowledge(warp)
+                    else:
+                        left = self._ready.get(warp)
+                    if is_atomic and there is not None:
+                        left = there if left is None else _join(left, there)
+                    if left is not None:
+                        self._released[key] = left
+                    elif not is_atomic:
+                        self._released.pop(key, None)
+        if releases:
+            self.clocks.tick(warps)
+
+
+def _join(one: Array, other: Array) -> Array:
+    width = max(one.shape[1], other.shape[1])
+    wide = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (one, other)]
+    return np.maximum(*wide)
+
+
+class Mbarriers:
+    """What arrivals have left at mbarriers, and what waits take from them."""
+
+    def __init__(self, detector: Detector) -> None:
+        self.detector = detector
+        self.clocks = detector.clocks
+        self.grid = detector.grid
+        self.index: dict[int, int] = {}
+        self._columns: dict[tuple[int, int], int] = {}
+        self.column = np.zeros(0, np.int64)
+        self.completed = np.zeros(0, np.int32)
+        self.arrived = np.zeros((2, 0, 0), np.int32)
+        self.published = np.zeros((2, 0, 0), np.int32)
+        self.is_fenced = np.zeros(0, bool)
+        self.made_by = np.zeros(0, np.int64)
+        self.site = np.zeros(0, np.int64)
+
+    def numbers(self, objects: Array) -> Array:
+        """The rows of objects (flat offsets in shared memory)."""
+        new = [o for o in np.unique(objects).tolist() if o not in self.index]
+        if new:
+            for flat in new:
+                self._add(flat)
+            count = len(self.index)
+            self.arrived, self.published = (
+                np.pad(x, ((0, 0), (0, count - x.shape[1]), (0, 0)))
+                for x in (self.arrived, self.published)
+            )
+            self.completed = np.pad(self.completed, (0, count - len(self.completed)))
+            self.is_fenced = np.pad(self.is_fenced, (0, count - len(self.is_fenced)))
+            self.made_by = np.pad(self.made_by, (0, count - len(self.made_by)), constant_values=-1)
+            self.site = np.pad(self.site, (0, count - len(self.site)))
+        self.arrived, self.published = (self.clocks.fit(x) for x in (self.arrived, self.published))
+        return np.array([self.index[o] for o in objects.tolist()], np.int64)
+
+    def _add(self, flat: int) -> None:
+        cta, offset = divmod(flat, self.grid.shared_stride)
+        key = cta % self.grid.cluster_size, offset
+        if key not in self._columns:
+            self._columns[key] = self.clocks.new_column()
+        self.index[flat] = len(self.index)
+        self.column = np.append(self.column, self._columns[key])
+
+    def initialise(self, objects: Array, warps: Array, site: int) -> None:
+        numbers = self.numbers(objects)
+        self.arrived[:, numbers] = 0
+        self.published[:, numbers] = 0
+        self.is_fenced[numbers] = False
+        self.made_by[numbers], self.site[numbers] = warps, site
+
+    def fence(self, warps: Array) -> None:
+        """fence.mbarrier_init and proxy fences make objects known to the async proxy."""
+        self.is_fenced |= np.isin(self.made_by, warps)
+
+    def arrive(self, objects: Array, warps: Array) -> None:
+        """Warps leave what they know at objects, one for each of both."""
+        numbers = self.numbers(objects)
+        for part in range(2):
+            np.maximum.at(self.arrived[part], numbers, self.clocks.seen[part, warps])
+        self.clocks.tick(np.unique(warps))
+
+    def complete(self, objects: Array) -> None:
+        """Phases of objects, all different, are over."""
+        numbers = self.numbers(objects)
+        self.completed[numbers] += 1
+        self.published[:, numbers] = self.arrived[:, numbers]
+        self.published[0, numbers, self.column[numbers]] = self.completed[numbers]
+
+    def learn(self, objects: Array, warps: Array) -> None:
+        """Warps have seen the last phase of objects end."""
+        numbers = self.numbers(objects)
+        for part in range(2):
+            rows = self.published[part, numbers]
+            np.maximum.at(self.clocks.seen[part], warps, rows)
+
+    def copies(
+        self, objects: Array, warps: Array, site: int, is_async: bool = True
+    ) -> tuple[Array, Array]:
+        """Component and epoch of copies that complete on objects, one for each of both."""
+        numbers = self.numbers(objects)
+        late = ~self.is_fenced[numbers] & (self.made_by[numbers] >= 0)
+        if is_async and late.any():
+            made = int(self.site[numbers[late][0]])
+            findings = self.detector.state.findings
+            findings.add(
+                "missing_proxy_fence",
+                site,
+                made,
+                f"a copy ({findings.place(site)}) completes on an mbarrier whose initialisation"
+                f" ({findings.place(made)}) no fence has shown to the async proxy",
+                "fence.mbarrier_init.release.cluster or fence.proxy.async after mbarrier.init",
+                "info",
+            )
+        self.arrive(objects, warps)
+        return self.column[numbers], self.completed[numbers] + 1
