@@ -42,6 +42,7 @@ class Clocks:
         self.committed = np.zeros((_KINDS, grid.warps), np.int32)
         # What warps know of other clusters [warps, clusters, components].
         self.foreign: Array | None = None
+        self._foreign_left: dict[tuple[str, int], Array] = {}
         self.accumulated = {
             "barrier": np.zeros((2, grid.ctas * 16, 0), np.int32),
             "cluster": np.zeros((2, grid.ctas // grid.cluster_size, 0), np.int32),
@@ -81,11 +82,24 @@ class Clocks:
         rows = self.accumulated[name] = self.fit(self.accumulated[name])
         for part in range(2):
             np.maximum.at(rows[part], places, self.seen[part, warps])
+        if self.foreign is not None:
+            for place, warp in zip(places.tolist(), warps.tolist(), strict=True):
+                key = name, place
+                there = self._foreign_left.get(key)
+                mine = self.foreign[warp]
+                self._foreign_left[key] = mine.copy() if there is None else np.maximum(
+                    self.fit(there), mine
+                )  # fmt: skip
         self.tick(warps)
 
     def collect(self, name: str, places: Array, warps: Array) -> None:
         rows = self.accumulated[name] = self.fit(self.accumulated[name])
         self.learn(warps, rows[:, places])
+        if self.foreign is not None:
+            for place, warp in zip(places.tolist(), warps.tolist(), strict=True):
+                there = self._foreign_left.get((name, place))
+                if there is not None:
+                    self.foreign[warp] = np.maximum(self.foreign[warp], self.fit(there))
 
     def move(self, name: str, target: str, places: Array) -> None:
         """What has been left at places of one kind is now at those of another, in place of what was
@@ -97,9 +111,15 @@ class Clocks:
         there[:, places] = rows[:, places]
         rows[:, places] = 0
         self.accumulated[target] = there
+        for place in places.tolist() if self._foreign_left else ():
+            left = self._foreign_left.pop((name, place), None)
+            if left is not None:
+                self._foreign_left[target, place] = left
 
     def clear(self, name: str, places: Array) -> None:
         self.accumulated[name][:, places] = 0
+        for place in places.tolist() if self._foreign_left else ():
+            self._foreign_left.pop((name, place), None)
 
     def learn(self, warps: Array, rows: Array) -> None:
         """Each of the warps, all different, gets to know a row [2, warps, components]."""
@@ -134,23 +154,24 @@ class Clocks:
 
     # Other clusters
 
-    def knowledge(self, warp: int) -> Array:
-        """All that a warp knows, of every cluster [clusters, components]."""
-        if self.foreign is None:
-            shape = (self.grid.warps, self.clusters, self.seen.shape[2])
-            self.foreign = np.zeros(shape, np.int32)
-        known = self.foreign[warp].copy()
-        known[self.cluster[warp]] = self.seen[0, warp]
+    def knowledge(self, warp: int) -> dict[int, Array]:
+        """All that a warp knows: rows by cluster, its own first."""
+        known = {int(self.cluster[warp]): self.seen[0, warp].copy()}
+        if self.foreign is not None:
+            others = self.foreign[warp]
+            known |= {c: others[c].copy() for c in np.flatnonzero(others.any(axis=1)).tolist()}
         return known
 
-    def learn_all(self, warp: int, known: Array) -> None:
-        if self.foreign is None:
-            self.knowledge(warp)
-        assert self.foreign is not None
-        known = self.fit(known)
-        self.foreign[warp] = np.maximum(self.foreign[warp], known)
-        own = known[self.cluster[warp]]
-        self.seen[0, warp] = np.maximum(self.seen[0, warp], own)
+    def learn_all(self, warp: int, known: dict[int, Array]) -> None:
+        for cluster, row in known.items():
+            row = self.fit(row)
+            if cluster == self.cluster[warp]:
+                self.seen[0, warp] = np.maximum(self.seen[0, warp], row)
+                continue
+            if self.foreign is None:
+                shape = (self.grid.warps, self.clusters, self.seen.shape[2])
+                self.foreign = np.zeros(shape, np.int32)
+            self.foreign[warp, cluster] = np.maximum(self.foreign[warp, cluster], row)
 
 
 def _wider(rows: Array) -> Array:

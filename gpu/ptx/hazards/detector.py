@@ -98,9 +98,9 @@ class Detector:
         self._lost: list[tuple[Array, Callable[[Array], None]]] = []
         # Of strong accesses to memory: what the last release left there, and what fences have made
         # ready to publish or have yet to take in, by warp.
-        self._released: dict[tuple[str, int], Array] = {}
-        self._ready: dict[int, Array] = {}
-        self._pending: dict[int, Array] = {}
+        self._released: dict[tuple[str, int, int], dict[int, Array]] = {}
+        self._ready: dict[int, tuple[dict[int, Array], bool]] = {}
+        self._pending: dict[int, dict[int, Array]] = {}
 
     # Accesses
 
@@ -528,12 +528,10 @@ class Detector:
         """A fence between strong accesses, which makes a release of the next one and an acquire of
         the last.
         """
-        if scope == "cta" or self.state.clusters * self.grid.cluster_size == 1:
-            return
         for warp in warps.tolist():
             if warp in self._pending:
                 self.clocks.learn_all(warp, self._pending.pop(warp))
-            self._ready[warp] = self.clocks.knowledge(warp)
+            self._ready[warp] = self.clocks.knowledge(warp), scope == "cta"
         self.clocks.tick(warps)
 
     def _synchronise(
@@ -542,37 +540,50 @@ class Detector:
     ) -> None:  # fmt: skip
         """Releases and acquires through a place in memory."""
         is_atomic = order.startswith("atomic")
-        releases, acquires = "release" in order or "acq_rel" in order, "acq" in order
+        releases = "release" in order or "acq_rel" in order
+        acquires = "acquire" in order or "acq_rel" in order
         for column, warp in enumerate(warps.tolist()):
             lanes = offsets[:, column] if mask is None else offsets[mask[:, column], column]
+            cta = int(self.grid.cta_of_warp[warp])
             for place in np.unique(lanes).tolist():
-                key = space, place
-                there = self._released.get(key)
-                if there is not None and (is_atomic or not is_write):
-                    if acquires:
-                        self.clocks.learn_all(warp, there)
-                    else:
-                        pending = self._pending.get(warp)
-                        self._pending[warp] = there if pending is None else _join(pending, there)
-                if is_write or is_atomic:
-                    if releases:
-                        left: Array | None = self.clocks.knowledge(warp)
-                    else:
-                        left = self._ready.get(warp)
-                    if is_atomic and there is not None:
-                        left = there if left is None else _join(left, there)
-                    if left is not None:
-                        self._released[key] = left
-                    elif not is_atomic:
-                        self._released.pop(key, None)
+                # What a scope of one CTA has released is for that CTA.
+                wide, narrow = (space, place, -1), (space, place, cta)
+                if is_atomic or not is_write:
+                    for key in (wide, narrow):
+                        there = self._released.get(key)
+                        if there is None:
+                            continue
+                        if acquires:
+                            self.clocks.learn_all(warp, there)
+                        else:
+                            self._pending[warp] = _join(self._pending.get(warp, {}), there)
+                if not is_write:
+                    continue
+                left, is_narrow = self._ready.get(warp, ({}, False))
+                if releases:
+                    left, is_narrow = self.clocks.knowledge(warp), order.endswith("cta")
+                if not is_atomic:
+                    # A plain store ends what others have released there.
+                    self._released.pop(wide, None)
+                    self._released.pop(narrow, None)
+                if left:
+                    key = narrow if is_narrow else wide
+                    self._released[key] = _join(self._released.get(key, {}), left)
         if releases:
             self.clocks.tick(warps)
 
 
-def _join(one: Array, other: Array) -> Array:
-    width = max(one.shape[1], other.shape[1])
-    wide = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (one, other)]
-    return np.maximum(*wide)
+def _join(one: dict[int, Array], other: dict[int, Array]) -> dict[int, Array]:
+    """What two have known together."""
+    joined = dict(one)
+    for cluster, row in other.items():
+        mine = joined.get(cluster)
+        if mine is None:
+            joined[cluster] = row
+            continue
+        width = max(len(mine), len(row))
+        joined[cluster] = np.maximum(*(np.pad(x, (0, width - len(x))) for x in (mine, row)))
+    return joined
 
 
 class Mbarriers:

@@ -45,11 +45,9 @@ def _space(m: Modifiers) -> str:
 def _note_order(e: Emitter, m: Modifiers) -> None:
     """Tells the frame that the access that follows is strong, and how it orders others."""
     if "volatile" in m or "relaxed" in m:
-        e.line("x.order = 'relaxed'")
-    elif "ordering" in m and m.get("scope") != "cta":
-        e.line(f"x.order = {m['ordering']!r}")
+        e.line("x.order = 'relaxed sys'")
     elif "ordering" in m:
-        e.line("x.order = 'relaxed'")
+        e.line(f"x.order = '{m['ordering']} {m.get('scope', 'gpu')}'")
 
 
 def _width(m: Modifiers) -> int:

@@ -195,6 +195,7 @@ extern "C" __global__ void relay_between_blocks(volatile int* flags, int* out) {
     int block = blockIdx.x;
     if (threadIdx.x == 0) {
         if (block + 1 < gridDim.x) while (flags[block + 1] == 0) { }
+        __threadfence();
         out[block] = block + 1 < gridDim.x ? out[block + 1] + 1 : 100;
         __threadfence();
         flags[block] = 1;
@@ -207,6 +208,7 @@ extern "C" __global__ void last_block_sums(const int* x, int* partial, unsigned*
         partial[blockIdx.x] = x[blockIdx.x] * 3;
         __threadfence();
         is_last = atomicAdd(ticket, 1) == gridDim.x - 1;
+        __threadfence();
     }
     __syncthreads();
     if (is_last && threadIdx.x == 0) {
