@@ -61,7 +61,8 @@ class Hazard:
     line.
 
     ``other_line``: of the access that it conflicts with; ``advice``: what would have prevented it;
-    ``severity``: "error", or "info" for what may well be meant.
+    ``severity``: "error", or "info" for what may well be meant.  ``place`` and ``other_place`` say
+    the lines in words, with those of the CUDA source where the PTX carries them.
     """
 
     kind: str
@@ -70,6 +71,8 @@ class Hazard:
     other_line: int = 0
     advice: str = ""
     severity: str = "error"
+    place: str = ""
+    other_place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,16 @@ def kernel_laws(subject: Subject, examples: int = 25) -> list[Law]:
             corners=(subject.thorough or subject.corners[0],),
         ),
     ]
+    laws.append(
+        _law(
+            subject,
+            "hazards",
+            "exact",
+            "no race, missing fence or read of what nobody has written, under any schedule",
+            check_hazards,
+            max(examples // 10, 2),
+        )
+    )
     if subject.expected is not None:
         laws.append(
             _law(
@@ -200,6 +210,18 @@ def _schedules(subject: Subject, case: Any) -> list[Schedule]:
     is_thorough = case == (subject.thorough or subject.corners[0])
     seeds = range(RANDOM_SCHEDULES) if is_thorough else (case.seed,)
     return [Schedule("lazy"), *(Schedule("random", seed) for seed in seeds)]
+
+
+def check_hazards(subject: Subject, context: Context, case: Any) -> None:
+    """What follows from the program's order alone, so that no schedule has to show it."""
+    device = context.device
+    if not isinstance(device, PtxDevice):
+        raise LawSkipped(f"the device {device.name!r} does not see accesses; the executor does")
+    for schedule in (device.options.schedule, Schedule("lazy"), Schedule("random", case.seed)):
+        watching = device.with_options(replace(device.options, schedule=schedule, hazards=True))
+        for report in subject.run_kernel(context, case, watching).reports:
+            for hazard in report.errors:
+                raise LawViolation(f"{report.kernel}: {hazard.kind}: {hazard.message}")
 
 
 def check_accuracy(subject: Subject, context: Context, case: Any) -> None:

@@ -135,9 +135,11 @@ class PtxKernel:
         """Estimate of the 32-bit registers per thread, from the liveness of the PTX."""
         return live_registers(self.program.blocks, self.program.registers)
 
+    def position(self, site: int) -> Position:
+        return self.module.translation.positions.get(site, Position(site))
+
     def place(self, site: int) -> str:
-        position = self.module.translation.positions.get(site, Position(site))
-        return source_place(self.module.syntax, position)
+        return source_place(self.module.syntax, self.position(site))
 
     def launch(
         self,

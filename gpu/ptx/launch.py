@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from gpu.ptx.arithmetic import Arithmetic
 from gpu.ptx.frame import Frame
 from gpu.ptx.grid import Grid, Group, Statistics
 from gpu.ptx.hazards.detector import Detector, HazardState
+from gpu.ptx.hazards.registers import unwritten_registers, warpgroup_hazards
 from gpu.ptx.memory import Bytes, GlobalMemory
 from gpu.ptx.program import Program
 from gpu.ptx.schedule import Schedule
@@ -149,7 +150,27 @@ class Launch:
             for allocation in self.memory.allocations:
                 allocation.written = None
             return []
-        return list(self.hazards.findings.found.values())
+        blocks = self.program.blocks
+        found = [
+            *self.hazards.findings.found.values(),
+            *warpgroup_hazards(blocks, self.place),
+            *unwritten_registers(blocks, self.place),
+        ]
+        return [self._placed(hazard) for hazard in found]
+
+    def _placed(self, hazard: Hazard) -> Hazard:
+        """With the lines of the text that was loaded in place of the executor's own."""
+        line, other = (
+            self.kernel.position(site) if site else None
+            for site in (hazard.line, hazard.other_line)
+        )
+        return replace(
+            hazard,
+            line=line.line if line else 0,
+            place=self.place(hazard.line) if line else "",
+            other_line=other.line if other else 0,
+            other_place=hazard.other_place or (self.place(hazard.other_line) if other else ""),
+        )
 
     def code(self, block: int, is_masked: bool) -> Code:
         return self.kernel.code(block, is_masked, self.cluster_size > 1)

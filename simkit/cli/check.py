@@ -14,6 +14,7 @@ from gpu.ptx.launch import Options
 from gpu.ptx.schedule import parse_schedule
 from simkit.cli.array_summary import summarise
 from simkit.cli.errors import NOT_HELD
+from simkit.cli.hazards import print_hazards, write_sarif
 from simkit.cli.kernel_run import (
     COMPARED_SCHEDULES,
     Array,
@@ -84,6 +85,12 @@ def check(
     budget: Annotated[
         int, typer.Option(min=1, help="Array instructions after which a kernel counts as endless.")
     ] = Options().budget,
+    hazards: Annotated[
+        bool, typer.Option(help="Look for races, missing fences and uninitialised reads.")
+    ] = True,
+    sarif: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the hazards there, for CI.")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the arrays there as .npy files.")
     ] = None,
@@ -104,7 +111,9 @@ def check(
     chosen = parse_schedule(schedule)
     numerics = "fast" if fast else "exact"
     ptx = ptx_text(file, plan, gpu)
-    first_options = Options(schedule=chosen, numerics=numerics, budget=budget, dram=dram)
+    first_options = Options(
+        schedule=chosen, numerics=numerics, budget=budget, dram=dram, hazards=hazards
+    )
     with busy(f"{file.name}, schedule {schedule_name(chosen)}"):
         run = run_kernel(ptx, plan, gpu, first_options)
     others = [
@@ -123,11 +132,12 @@ def check(
         report.shared_bytes,
         run.kernel,
     )
-    _print(run, gpu, schedule_name(chosen), resources, compared, fast)
+    _print(run, gpu, schedule_name(chosen), resources, compared, fast, ptx if hazards else None)
     if save is not None:
         _save(run.arrays, save)
     write_json(json_file, _as_json(run, gpu, schedule_name(chosen), resources, compared))
-    if run.report.hazards or any(result.difference for result in compared):
+    write_sarif(sarif, report, file)
+    if report.errors or any(result.difference for result in compared):
         raise typer.Exit(NOT_HELD)
 
 
@@ -138,6 +148,7 @@ def _print(
     resources: KernelResources,
     compared: list[ScheduleResult],
     fast: bool,
+    ptx: str | None,
 ) -> None:
     out, report = console(), run.report
     out.print(
@@ -167,15 +178,12 @@ def _print(
         out.print("Output of printf:")
         out.out(report.output, end="" if report.output.endswith("\n") else "\n")
         out.print()
-    _print_verdict(out, report, schedule, compared)
+    if ptx is not None:
+        print_hazards(out, report, ptx)
+    _print_verdict(out, schedule, compared)
 
 
-def _print_verdict(out: Any, report: Report, schedule: str, compared: list[ScheduleResult]) -> None:
-    for hazard in report.hazards:
-        place = f" (PTX line {hazard.line})" if hazard.line else ""
-        out.print(f"hazard: {hazard.kind}: {hazard.message}{place}", style="bold red")
-    if not report.hazards:
-        out.print("Hazards: none found.")
+def _print_verdict(out: Any, schedule: str, compared: list[ScheduleResult]) -> None:
     different = [result for result in compared if result.difference]
     for result in different:
         out.print(

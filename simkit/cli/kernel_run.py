@@ -68,7 +68,9 @@ def ptx_text(path: Path, plan: LaunchPlan, gpu_name: str) -> str:
             raise SimkitError(f"{path}: PTX is compiled already; an arch or options change nothing")
         return text
     arch = plan.arch or find_gpu(gpu_name).arch
-    return compile_cuda(text, options=plan.options, arch=arch, name=str(path))
+    # Lines of the source, for whatever is said about a place in the kernel.
+    options = (*plan.options, *(() if "-lineinfo" in plan.options else ("-lineinfo",)))
+    return compile_cuda(text, options=options, arch=arch, name=str(path))
 
 
 def run_kernel(ptx: str, plan: LaunchPlan, gpu_name: str, options: Options) -> KernelRun:

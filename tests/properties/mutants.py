@@ -37,7 +37,7 @@ FLASH = "flash_attention"
 DECODING = "flash_decoding"
 NAIVE = "naive_attention"
 CACHE = "fp8_kv_cache"
-SCHEDULES = ("bits", "schedules")
+SCHEDULES = ("bits", "schedules", "hazards")
 QUANTIZE = ("quantize_bits", "layout")
 
 MUTANTS = [

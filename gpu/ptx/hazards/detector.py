@@ -349,7 +349,7 @@ class Detector:
                     " without a proxy fence between them"
                 )
                 advice = "fence.proxy.async after the write, before the barrier that orders the two"
-            more = f"; {count} granules at once" if count > 1 else ""
+            more = f" ({count} such accesses at once)" if count > 1 else ""
             findings.add(kind, line, other, message + more, advice)
 
     def _bytes(self, place: int, space: str, name: str) -> str:
