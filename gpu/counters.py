@@ -55,10 +55,34 @@ class Traffic:
         return sum(t.sectors for t in self.tensors)
 
 
+FAULTS = frozenset(("out_of_bounds", "misaligned", "deadlock", "trap", "illegal_use"))
+"""Kinds of hazards that end a launch."""
+HAZARD_KINDS = {
+    "race": "Two accesses of the same bytes, one of them a write, that nothing orders.",
+    "missing_proxy_fence": "A generic write that the async proxy need not see.",
+    "uninitialised": "A read of memory that nobody has written.",
+    "uninitialised_register": "A read of a register that may not have been written.",
+    "missing_wgmma_fence": "Registers of a wgmma accessed without a wgmma.fence in between.",
+    "wgmma_register": "Registers of a wgmma accessed before it is over.",
+    "early_exit": "Shared memory of a CTA that may have exited.",
+    "out_of_bounds": "An access outside of every allocation.",
+    "misaligned": "An address that is no multiple of the access's size.",
+    "deadlock": "Every warp that is left waits for something that can no longer happen.",
+    "trap": "The kernel gave up.",
+    "illegal_use": "An instruction whose use here is undefined.",
+    "never_written": "An output of which some bytes were never written.",
+    "zero_fill": "A tensor copy that reaches outside its tensor and gets zeros.",
+    "bank_conflicts": "A shared-memory access that takes more wavefronts than it need.",
+    "uncoalesced": "A global access that touches more sectors than its bytes fill.",
+    "spills": "Registers that live in local memory.",
+    "divergence": "Lanes of a warp that take different ways.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Something a kernel does that is wrong or costly whatever its result: kind, sentence, PTX
-    line.
+    """Something a kernel does that is wrong or costly whatever its result: kind
+    (HAZARD_KINDS), sentence, PTX line.
 
     ``other_line``: of the access that it conflicts with; ``advice``: what would have prevented it;
     ``severity``: "error", or "info" for what may well be meant.  ``place`` and ``other_place`` say
@@ -94,6 +118,11 @@ class Report:
     instructions: int = 0
     lane_instructions: int = 0
     output: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the launch ended where it went wrong."""
+        return any(hazard.kind in FAULTS for hazard in self.hazards)
 
     @property
     def errors(self) -> list[Hazard]:

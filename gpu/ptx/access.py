@@ -200,7 +200,7 @@ class MemoryAccess(Lanes):
             if grid.cluster_size > 1:
                 offsets, base_of_cta = self._of_cluster(offsets, site)
             self._check(offsets, size, grid.shared_bytes, mask, site, "shared", direction)
-            grid.counters.shared(offsets, size, mask, self.warps_of_a_cta)
+            grid.counters.shared(offsets, size, mask, self.warps_of_a_cta, site)
             return grid.shared, offsets + base_of_cta
         if space == "local":
             self._check(offsets, size, grid.local_bytes, mask, site, "local", direction)
@@ -264,7 +264,7 @@ class MemoryAccess(Lanes):
         if allocation is not None:
             if space == "global":
                 counters.global_access(
-                    allocation, offsets, size, mask, direction, self.warps_of_a_cta
+                    allocation, offsets, size, mask, direction, self.warps_of_a_cta, site
                 )
             return
         owners = memory.owners(offsets, size)
@@ -287,7 +287,7 @@ class MemoryAccess(Lanes):
                 here = owners == owner if mask is None else (owners == owner) & mask
                 if here.any():
                     found: Allocation = memory.allocations[int(owner)]
-                    counters.global_access(found, offsets, size, here, direction)
+                    counters.global_access(found, offsets, size, here, direction, site=site)
 
     def _misaligned(
         self, addresses: Array, size: int, mask: Mask, site: int, space: str, direction: str

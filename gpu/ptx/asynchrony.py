@@ -140,7 +140,7 @@ class AsyncAccess(MemoryAccess):
         grid.effects += 1
         places = target[:, 0].astype(np.int64) + to_offset
         self._check(places, size, grid.shared_bytes, None, site, "shared", "write")
-        grid.counters.shared_alike(places, size, ctas)
+        grid.counters.shared_alike(places, size, ctas, site)
         everywhere = places[..., None] + self.shared_base[::sharing]
         grid.shared.scatter(everywhere, size, [values[..., None]], None)
         return True

@@ -62,6 +62,12 @@ class Frame(MatrixAccess):
         if self.grid.hazards is not None:
             self.grid.hazards.barriers.fence(self._some(mask))
 
+    def tensormap_fence(self, base: Array, offset: int, mask: Mask) -> None:
+        if self.grid.hazards is not None:
+            active = self._active(mask)
+            addresses = self._integers(base, active, offset)
+            self.grid.hazards.fence_maps(addresses, self._warps_of(active))
+
     def allow_dependents(self, mask: Mask) -> None:
         self.grid.has_triggered[self.grid.cta_of_warp[self._some(mask)]] = True
 

@@ -731,5 +731,8 @@ class Grid:
         if gone.any():
             ctas = frame.cta[gone]
             np.subtract.at(self.living_warps, ctas, 1)
+            if self.hazards is not None:
+                over = np.unique(ctas)
+                self.hazards.exit(over[self.living_warps[over] == 0])
             self.barriers.release(np.unique(ctas))
         self.clusters.release(np.unique(frame.cta // self.cluster_size))

@@ -17,13 +17,14 @@ from gpu.ptx import arithmetic
 from gpu.ptx.arithmetic import Arithmetic
 from gpu.ptx.frame import Frame
 from gpu.ptx.grid import Grid, Group, Statistics
+from gpu.ptx.hazards.costs import costs, never_written
 from gpu.ptx.hazards.detector import Detector, HazardState
 from gpu.ptx.hazards.registers import unwritten_registers, warpgroup_hazards
 from gpu.ptx.memory import Bytes, GlobalMemory
 from gpu.ptx.program import Program
 from gpu.ptx.schedule import Schedule
 from gpu.ptx.traffic import TrafficCounter
-from simkit.errors import LaunchError
+from simkit.errors import DeadlockError, LaunchError, MemoryAccessError, TrapError
 from simkit.machine.cache import L2Cache
 from simkit.machine.gpus import Gpu
 from simkit.numerics.approximate import approximation
@@ -112,7 +113,14 @@ class Launch:
 
     def run(self) -> Report:
         for wave in self.waves():
-            self.advance(wave)
+            try:
+                self.advance(wave)
+            except (MemoryAccessError, DeadlockError, TrapError, LaunchError) as error:
+                if self.hazards is None:
+                    raise
+                # Among the hazards it is one of several, which may well have led to it.
+                self.hazards.findings.fault(error)
+                break
             wave.release()
         return self.report()
 
@@ -155,11 +163,15 @@ class Launch:
             *self.hazards.findings.found.values(),
             *warpgroup_hazards(blocks, self.place),
             *unwritten_registers(blocks, self.place),
+            *never_written(self.memory, self.parameters),
+            *costs(self.counters, self.statistics, self.place),
         ]
         return [self._placed(hazard) for hazard in found]
 
     def _placed(self, hazard: Hazard) -> Hazard:
         """With the lines of the text that was loaded in place of the executor's own."""
+        if hazard.place:
+            return hazard
         line, other = (
             self.kernel.position(site) if site else None
             for site in (hazard.line, hazard.other_line)

@@ -65,7 +65,7 @@ class MatrixAccess(ClusterAccess):
                 # Every warp names the same rows of its CTA's memory.
                 column = used[:, :1].astype(np.int64) + offset
                 self._check(column, 16, grid.shared_bytes, None, site, "shared", "read")
-                grid.counters.shared_alike(column, 16, self.n)
+                grid.counters.shared_alike(column, 16, self.n, site)
                 if grid.hazards is not None:
                     everywhere = column + self.shared_base
                     grid.hazards.access("shared", everywhere, 16, None, self.warps, site, False, "")
@@ -123,7 +123,7 @@ class MatrixAccess(ClusterAccess):
             offsets, base_of_cta = self._of_cluster(offsets, site)
         self._check(offsets, 16, self.grid.shared_bytes, None, site, "shared", direction)
         counted = offsets if taking_part is None else offsets[:, taking_part]
-        self.grid.counters.shared(counted, 16, None)
+        self.grid.counters.shared(counted, 16, None, site=site)
         flat = offsets + base_of_cta
         if self.grid.hazards is not None:
             chosen = flat if taking_part is None else flat[:, taking_part]

@@ -54,6 +54,8 @@ class TensorCopyAccess(BulkAccess):
         if self.grid.hazards is not None:
             for fields, tile, rows in tiles:
                 starts = tile.starts - spaces.GLOBAL_BASE
+                if not tile.is_whole and not tile.valid.all():
+                    self.grid.hazards.note_fill(fields.oob_fill, site)
                 self._observe_loads(
                     "global", starts[:, None] + tile.steps, None if tile.is_whole else tile.valid,
                     self._destinations(
@@ -134,6 +136,9 @@ class TensorCopyAccess(BulkAccess):
         for address in np.unique(addresses):
             fields = self._map_at(int(address), site)
             rows = np.flatnonzero(addresses == address)
+            if self.grid.hazards is not None and int(address) >= spaces.GLOBAL_BASE:
+                warps = np.unique(self._warps_of(active)[rows])
+                self.grid.hazards.use_map(int(address), warps, site)
             if places.shape[1] != fields.rank:
                 raise LaunchError(
                     f"{self.grid.place(site)}: {places.shape[1]} coordinates for a tensor map of"

@@ -35,21 +35,28 @@ class TrafficCounter:
         self.shared_wavefronts = 0
         self.shared_ideal = 0
         self.local_bytes = 0
+        # By the place in the program: wavefronts and ideal ones; bytes asked for and of sectors.
+        self.wavefronts_by_site: dict[int, list[int]] = {}
+        self.bytes_by_site: dict[int, list[int]] = {}
         # Of one warp, by size and addresses: programs repeat few patterns many times.
         self._wavefronts: dict[tuple[int, bytes], tuple[int, int]] = {}
         self._distinct_sectors: dict[tuple[int, bytes], int] = {}
 
     def global_access(
         self, allocation: Allocation, offsets: Array, size: int, mask: Array | None, direction: str,
-        sharing: int = 1,
+        sharing: int = 1, site: int = 0,
     ) -> None:  # fmt: skip
         """One load or store of some warps, ``sharing`` of each CTA, all of it inside one
         allocation.
         """
         lanes = offsets.size if mask is None else int(np.count_nonzero(mask))
         entry = self.tensors.setdefault((allocation.name, direction), [0, 0])
+        moved = self._sectors(offsets, size, mask, sharing) * SECTOR_BYTES
         entry[0] += lanes * size
-        entry[1] += self._sectors(offsets, size, mask, sharing) * SECTOR_BYTES
+        entry[1] += moved
+        here = self.bytes_by_site.setdefault(site, [0, 0])
+        here[0] += lanes * size
+        here[1] += moved
         if self.cache is not None:
             self.cache.access(sector_addresses(offsets, size, mask), direction == "write")
 
@@ -77,27 +84,32 @@ class TrafficCounter:
         entry[1] += count * self._sectors(offsets, size, None, 1) * SECTOR_BYTES
         return True
 
-    def shared(self, offsets: Array, size: int, mask: Array | None, sharing: int = 1) -> None:
+    def shared(
+        self, offsets: Array, size: int, mask: Array | None, sharing: int = 1, site: int = 0
+    ) -> None:
         """One shared-memory access of some warps, ``sharing`` of each CTA: offsets within their
         CTAs.
         """
         pattern = None if mask is not None else _pattern(offsets, BANKS * BANK_BYTES, sharing)
         if pattern is not None:
-            self.shared_alike(pattern, size, offsets.shape[1] // pattern.shape[1])
+            self.shared_alike(pattern, size, offsets.shape[1] // pattern.shape[1], site)
             return
         actual, ideal = _wavefronts(offsets, size, mask)
         warps = offsets.shape[1] if mask is None else int(mask.any(axis=0).sum())
-        self._add(warps, actual, ideal)
+        self._add(warps, actual, ideal, site)
 
-    def shared_alike(self, offsets: Array, size: int, count: int) -> None:
+    def shared_alike(self, offsets: Array, size: int, count: int, site: int = 0) -> None:
         """``count`` accesses that all have the addresses ``offsets`` [lanes, warps]."""
         key = (size, offsets.tobytes())
         known = self._wavefronts.get(key)
         if known is None:
             known = self._wavefronts[key] = _wavefronts(offsets, size, None)
-        self._add(count * offsets.shape[1], known[0] * count, known[1] * count)
+        self._add(count * offsets.shape[1], known[0] * count, known[1] * count, site)
 
-    def _add(self, instructions: int, actual: int, ideal: int) -> None:
+    def _add(self, instructions: int, actual: int, ideal: int, site: int) -> None:
+        here = self.wavefronts_by_site.setdefault(site, [0, 0])
+        here[0] += actual
+        here[1] += ideal
         self.shared_instructions += instructions
         self.shared_wavefronts += actual
         self.shared_ideal += ideal
@@ -105,7 +117,7 @@ class TrafficCounter:
     def shared_bulk(self, chunks: int) -> None:
         """Operands that the tensor core reads by itself: whole rows of 128 bytes, no conflicts."""
         rows = -(-chunks * 16 // 128)
-        self._add(0, rows, rows)
+        self._add(0, rows, rows, 0)
 
     def local(self, size: int) -> None:
         self.local_bytes += size

@@ -119,7 +119,7 @@ def check(
     others = [
         Options(schedule=other, numerics=numerics, budget=budget)
         for other in COMPARED_SCHEDULES
-        if other != chosen and not once
+        if other != chosen and not once and not run.report.is_broken
     ]
     with busy(f"{file.name}, other schedules"):
         compared = compare_schedules(run, ptx, plan, gpu, others)

@@ -10,25 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from gpu.counters import Hazard, Report
+from gpu.counters import HAZARD_KINDS, Hazard, Report
 from simkit.cli.output import table
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _STYLES = {"error": "bold red", "info": "yellow"}
-KINDS = {
-    "race": "Two accesses of the same bytes, one of them a write, that nothing orders.",
-    "missing_proxy_fence": "A generic write that the async proxy need not see.",
-    "uninitialised": "A read of memory that nobody has written.",
-    "uninitialised_register": "A read of a register that may not have been written.",
-    "missing_wgmma_fence": "Registers of a wgmma accessed without a wgmma.fence in between.",
-    "wgmma_register": "Registers of a wgmma accessed before it is over.",
-    "never_written": "An output of which some bytes were never written.",
-    "zero_fill": "A tensor copy that reaches outside its tensor and gets zeros.",
-    "bank_conflicts": "A shared-memory access that takes more wavefronts than it need.",
-    "uncoalesced": "A global access that touches more sectors than its bytes fill.",
-    "spills": "Registers that live in local memory.",
-    "divergence": "Lanes of a warp that take different ways.",
-}
 
 
 def print_hazards(out: Console, report: Report, ptx: str) -> None:
@@ -74,7 +60,8 @@ def sarif(report: Report, file: Path) -> dict[str, Any]:
                     "driver": {
                         "name": "simkit",
                         "rules": [
-                            {"id": kind, "shortDescription": {"text": KINDS[kind]}} for kind in used
+                            {"id": kind, "shortDescription": {"text": HAZARD_KINDS[kind]}}
+                            for kind in used
                         ],
                     }
                 },

@@ -100,6 +100,31 @@ def test_missing_barrier_depends_on_the_schedule(cli, kernels: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kernel", "words", "kind", "message"),
+    [
+        ("outside", ("--arg", "y=i32[8]"), "out_of_bounds", "past the end of 'y'"),
+        ("deadlock", ("--block", 64), "deadlock", "32 of 64 threads have arrived"),
+    ],
+)
+def test_faults_are_hazards(
+    cli, kernels: Path, tmp_path: Path, kernel: str, words: tuple[object, ...], kind: str,
+    message: str,
+) -> None:  # fmt: skip
+    """In the table and in SARIF; without detection they are errors."""
+    sarif = tmp_path / "found.sarif"
+    shown = check(cli, kernels, kernel, *words, "--sarif", sarif, code=1).stdout
+    assert kind in shown
+    assert message in " ".join(shown.split())
+    (result,) = [
+        r for r in json.loads(sarif.read_text())["runs"][0]["results"] if r["level"] == "error"
+    ]
+    assert result["ruleId"] == kind
+    assert message in result["message"]["text"]
+    error = check(cli, kernels, kernel, *words, "--no-hazards", code=2).stderr
+    assert message in " ".join(error.split())
+
+
+@pytest.mark.parametrize(
     ("kernel", "words", "message"),
     [
         ("scal", (), "scal"),
@@ -116,9 +141,7 @@ def test_missing_barrier_depends_on_the_schedule(cli, kernels: Path) -> None:
         ("scale", ("--block", "a,b"), "--block 'a,b' must be one to three numbers"),
         ("scale", ("--schedule", "fifo"), "unknown schedule 'fifo'"),
         ("scale", ("--launch", "none.toml"), "none.toml: No such file"),
-        ("outside", ("--arg", "y=i32[8]"), "past the end of 'y'"),
         ("endless", ("--arg", "y=i32[1]:zeros", "--budget", 1000), "budget of 1000"),
-        ("deadlock", ("--block", 64), "32 of 64 threads have arrived"),
         ("outside", ("--arg", "y=i32[8]", "--block", 2000), "2000"),
         ("outside", ("--arg", "y=i32[8]", "--shared", 300_000), "shared memory"),
     ],

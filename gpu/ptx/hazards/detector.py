@@ -8,6 +8,7 @@ for its completion.  Nothing here depends on when the executor happens to do its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,12 +22,20 @@ from gpu.ptx.hazards.clocks import Clocks
 from gpu.ptx.hazards.events import ASYNC, STRONG, WRITE, Events
 from gpu.ptx.hazards.shadow import ReadLog, Shadow
 from gpu.ptx.memory import Allocation
+from gpu.ptx.spaces import GLOBAL_BASE
+from gpu.tensor_map import DESCRIPTOR_BYTES
+from simkit.errors import DeadlockError, MemoryAccessError, SimkitError, TrapError
 
 if TYPE_CHECKING:
     from gpu.ptx.grid import Grid
 
 Array = np.ndarray
 
+_FAULTS = {
+    MemoryAccessError: "out_of_bounds",
+    DeadlockError: "deadlock",
+    TrapError: "trap",
+}
 _MOST = 64
 """Hazards that are told apart; a kernel that is wrong everywhere is told so many times."""
 
@@ -55,6 +64,16 @@ class Findings:
         if key in self.found or len(self.found) >= _MOST:
             return
         self.found[key] = Hazard(kind, message, line, other, advice, severity)
+
+    def fault(self, error: SimkitError) -> None:
+        """An error that ended the launch."""
+        text = str(error)
+        kind = _FAULTS.get(type(error), "illegal_use")
+        if kind == "out_of_bounds" and "not a multiple of" in text:
+            kind = "misaligned"
+        line = re.search(r"PTX line (\d+)(?: \([^()]*:\d+\))?", text)
+        number, place = (int(line[1]), line[0]) if line else (0, "an unknown line")
+        self.found[kind, number, "fault"] = Hazard(kind, text, number, place=place)
 
 
 class HazardState:
@@ -92,6 +111,9 @@ class Detector:
         self.shared = Shadow(len(grid.shared.data))
         self.barriers = Mbarriers(self)
         self.sees_primary = np.zeros(grid.warps, bool)
+        # CTAs of a cluster that have exited, and tensor maps that warps have fenced: when.
+        self.exited = np.zeros(grid.ctas, bool)
+        self._fenced_maps: dict[tuple[int, int], int] = {}
         # Of the store at hand: whether memory holds what its lanes write, and those of its lanes
         # that others have overwritten, with what reports them.
         self._holds: Callable[[], Array] | None = None
@@ -187,6 +209,8 @@ class Detector:
         """Checks accesses [n] against what is known of their bytes, and makes them known."""
         events = self.events.add(component, epoch, self.clocks.cluster[warps], warps, site, flags)
         if space == "shared":
+            if self.exited.any():
+                self._check_exited(offsets, columns, warps, events)
             which = np.arange(len(offsets))
             self._check_shadow(self.shared, space, "", offsets, size, columns, warps, events, flags,
                                which)  # fmt: skip
@@ -515,6 +539,78 @@ class Detector:
             places = self.grid.cta_of_warp[warps][:, None] * self.grid.shared_stride + offsets
             self.group("shared", places, 16, None, warps, kinds.WGMMA, site, is_write=False,
                        owners=np.repeat(groups[chosen, 0], 4))  # fmt: skip
+
+    def exit(self, ctas: Array) -> None:
+        """CTAs whose last warp exits: their peers have to be done with their shared memory."""
+        if self.grid.cluster_size == 1:
+            return
+        stride, granule = self.grid.shared_stride, self.shared.granule
+        for cta in ctas.tolist():
+            self.exited[cta] = True
+            part = slice(cta * stride // granule, (cta + 1) * stride // granule)
+            reads = self.shared.reads[:, part].reshape(-1)
+            events = np.unique(np.concatenate((self.shared.writes[part], reads)))
+            events = events[events > 0]
+            owners = self.grid.cta_of_warp[self.events.warp[events]]
+            warps = np.flatnonzero(self.grid.cta_of_warp == cta)
+            component = self.events.component[events]
+            known = self.clocks.seen[0][warps[:, None], component].max(axis=0, initial=0)
+            late = (owners != cta) & (known < self.events.epoch[events])
+            for event in events[late].tolist():
+                self._report_exit(int(event), cta)
+
+    def _check_exited(self, offsets: Array, columns: Array, warps: Array, events: Array) -> None:
+        targets = offsets // self.grid.shared_stride
+        late = self.exited[targets] & (self.grid.cta_of_warp[warps[columns]] != targets)
+        if late.any():
+            at = int(np.flatnonzero(late)[0])
+            self._report_exit(int(events[columns[at]]), int(targets[at]))
+
+    def _report_exit(self, event: int, cta: int) -> None:
+        line = int(self.events.site[event])
+        self.state.findings.add(
+            "early_exit",
+            line,
+            0,
+            f"{self.grid.cta_name(cta)} may have exited when {self._who(event)} accesses its shared"
+            f" memory ({self.state.place_of(event)})",
+            "barrier.cluster.arrive and wait before the CTA exits",
+        )
+
+    def use_map(self, address: int, warps: Array, site: int) -> None:
+        """A tensor copy takes its map from global memory."""
+        start = address - GLOBAL_BASE
+        allocation = self.grid.memory.find(start, start + DESCRIPTOR_BYTES)
+        known = None if allocation is None else self.state.memory.get(allocation.start)
+        if allocation is None or known is None or known.shadow is None:
+            return
+        shadow = known.shadow
+        first = (start - allocation.start) // shadow.granule
+        last = (start - allocation.start + DESCRIPTOR_BYTES - 1) // shadow.granule
+        written = int(shadow.writes[first : last + 1].max())
+        for warp in warps.tolist():
+            if written >= self._fenced_maps.get((warp, address), 0) and written:
+                self.state.findings.add(
+                    "missing_proxy_fence",
+                    site,
+                    int(self.events.site[written]),
+                    f"the tensor map that a copy uses ({self.state.findings.place(site)}) was"
+                    f" changed ({self.state.place_of(written)}) with no tensormap fence between",
+                    "fence.proxy.tensormap::generic.acquire of the map before the copy",
+                )
+
+    def fence_maps(self, addresses: Array, warps: Array) -> None:
+        """fence.proxy.tensormap::generic.acquire by lanes of warps, one for each of both."""
+        for address, warp in zip(addresses.tolist(), warps.tolist(), strict=True):
+            self._fenced_maps[warp, int(address)] = self.events.count
+
+    def note_fill(self, filling: str, site: int) -> None:
+        self.state.findings.add(
+            "zero_fill", site, 0,
+            f"a tensor copy reaches outside its tensor and gets {filling}"
+            f" ({self.state.findings.place(site)})",
+            "", "info",
+        )  # fmt: skip
 
     def proxy_fence(self, warps: Array) -> None:
         self.barriers.fence(warps)

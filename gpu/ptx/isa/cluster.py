@@ -94,11 +94,16 @@ def cache_policy(e: Emitter, i: Instruction, m: Modifiers) -> None:
 )
 @ptx("fence.proxy.tensormap::generic.release.<scope>", operands=0, results=0, pure=False,
      scope="cta cluster gpu sys")  # fmt: skip
-@ptx("fence.proxy.tensormap::generic.acquire.<scope>", operands=2, results=0, pure=False,
-     scope="cta cluster gpu sys")  # fmt: skip
 def fence(e: Emitter, i: Instruction, m: Modifiers) -> None:
     """Memory is sequentially consistent here; the hazard detector listens."""
     if "async" in m:
         e.line(f"x.proxy_fence({e.mask})")
     elif "mbarrier_init" in m:
         e.line(f"x.mbarrier_fence({e.mask})")
+
+
+@ptx("fence.proxy.tensormap::generic.acquire.<scope>", operands=2, results=0, pure=False,
+     scope="cta cluster gpu sys")  # fmt: skip
+def acquire_map(e: Emitter, i: Instruction, m: Modifiers) -> None:
+    base, offset = e.address(i.operands[0])
+    e.line(f"x.tensormap_fence({base}, {offset}, {e.mask})")
