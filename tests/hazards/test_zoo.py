@@ -1,0 +1,57 @@
+"""The hazard zoo as a truth table: what is broken is found, by kind and lines; what is right is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+from zoo import ZOO, Pair
+
+import gpu
+from gpu.counters import HAZARD_KINDS, Hazard, Report
+from gpu.ptx.executor import PtxDevice
+from gpu.ptx.schedule import Schedule
+
+SCHEDULES = [Schedule("eager"), Schedule("lazy"), Schedule("random", 0), Schedule("random", 1)]
+
+
+def device(schedule: Schedule) -> PtxDevice:
+    opened = gpu.open("ptx", options=gpu.Options(hazards=True, schedule=schedule, budget=200_000))
+    assert isinstance(opened, PtxDevice)
+    return opened
+
+
+def hazards(reports: Sequence[Report]) -> list[Hazard]:
+    return [hazard for report in reports for hazard in report.hazards]
+
+
+def lines(hazard: Hazard) -> set[int]:
+    """The lines of the source that a hazard names: CUDA's if there are any, else PTX's."""
+    found = re.findall(r"zoo\.cu:(\d+)", hazard.place + hazard.other_place)
+    return set(map(int, found)) if found else {hazard.line, hazard.other_line} - {0}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.kind}{s.seed or ''}")
+@pytest.mark.parametrize("pair", ZOO, ids=lambda pair: pair.name)
+def test_what_is_right_has_no_hazards(pair: Pair, schedule: Schedule) -> None:
+    found = hazards(pair.reports(device(schedule), is_broken=False))
+    assert [h for h in found if h.severity == "error" or h.kind == pair.kind] == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.kind}{s.seed or ''}")
+@pytest.mark.parametrize("pair", ZOO, ids=lambda pair: pair.name)
+def test_what_is_broken_is_found(pair: Pair, schedule: Schedule) -> None:
+    found = hazards(pair.reports(device(schedule), is_broken=True))
+    of_kind = [hazard for hazard in found if hazard.kind == pair.kind]
+    assert of_kind, f"found only {[(h.kind, h.message) for h in found]}"
+    if pair.lines():
+        assert any(lines(hazard) == pair.lines() for hazard in of_kind), [
+            (hazard.message, lines(hazard)) for hazard in of_kind
+        ]
+
+
+def test_the_zoo_is_large_and_varied() -> None:
+    assert 2 * len(ZOO) >= 40
+    assert len({pair.name for pair in ZOO}) == len(ZOO)
+    assert {pair.kind for pair in ZOO} <= set(HAZARD_KINDS)
