@@ -26,7 +26,7 @@ from gpu.ptx.products import Products
 from gpu.ptx.schedule import LANE_PATIENCE, PATIENCE
 from gpu.ptx.special_registers import coordinate, cta_coordinate, special_register
 from gpu.ptx.types import DTYPES, storage_code
-from gpu.ptx.waiting import GridWait, MbarrierWait, Wait
+from gpu.ptx.waiting import GridWait, MbarrierWait, Wait, WarpgroupWait
 from gpu.ptx.warpgroup_queue import WarpgroupQueue
 from simkit.errors import BudgetError, DeadlockError, LaunchError
 from simkit.numerics.tensor_core import TensorCore, dot_accumulate, dot_accumulate_fast
@@ -380,6 +380,8 @@ class Grid:
         if ready.all():
             wait.finish(self, warps)
             self._settle(group)
+            if isinstance(wait, WarpgroupWait):
+                self._wake_companions()
             return
         if (
             len(group.places) > 1
@@ -395,6 +397,15 @@ class Grid:
             self._settle(done)
             wait = wait.of(~ready)
         self.parked.append(Parked(group, wait, target))
+
+    def _wake_companions(self) -> None:
+        """The last warp of a warpgroup has come: the others go on with it, not after it."""
+        parked, self.parked = self.parked, []
+        for one in parked:
+            if isinstance(one.wait, WarpgroupWait):
+                self._park(one.group, one.wait, one.target)
+            else:
+                self.parked.append(one)
 
     def _divide(self, group: Group, chosen: Array) -> tuple[Group, Group]:
         """A group as the chosen warps and the others."""

@@ -60,7 +60,7 @@ __device__ __forceinline__ u32 sa(const void* p) { return (u32)__cvta_generic_to
 #define WG_FENCE() PTX("wgmma.fence.sync.aligned;" ::: "memory")
 #define WG_COMMIT() PTX("wgmma.commit_group.sync.aligned;" ::: "memory")
 #define WG_WAIT(n) PTX("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory")
-// d [64, 8] += a [64, 16] b [8, 16]^T: core matrices of 8 rows by 16 bytes, those along K 128 apart.
+// d [64, 8] += a [64, 16] b [8, 16]^T: core matrices of 8 rows by 16 bytes, along K 128 apart.
 #define WGMMA(d, a, b) \
   PTX("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1," \
       " 0, 0;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(core(a)), "l"(core(b)))
@@ -693,7 +693,7 @@ MEMORY = [
     mov.u32 %r2, 0;
     @!%p1 bra done;
 #endif
-    mov.u32 %r2, 7;
+    add.u32 %r2, %r1, 7;
 done:
     mad.wide.u32 %rd2, %r1, 4, %rd1;
     st.global.u32 [%rd2], %r2;  // @
@@ -854,7 +854,8 @@ ASYNC = [
     ),
     Pair(
         "the parity of the second phase",
-        "race",
+        # Whether the second phase has ended when its wait asks for the first decides which.
+        "race or deadlock",
         kernel(
             RECEIVE
             + r"""
@@ -1113,8 +1114,8 @@ ASYNC = [
             RECEIVE
             + r"""
   if (t == 0) {
-    PTX("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;"  // @
-        ::"l"(map), "l"(x) : "memory");
+    PTX("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;"
+        ::"l"(map), "l"(x) : "memory");  // @
 #ifndef BROKEN
     PTX("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
     PTX("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
@@ -1152,8 +1153,8 @@ CLUSTERS = [
   CLUSTER_WAIT();
 #endif
   float value;
-  PTX("ld.shared::cluster.f32 %0, [%1];"  // @
-      : "=f"(value) : "r"(peer(tile + t, rank() ^ 1)) : "memory");
+  PTX("ld.shared::cluster.f32 %0, [%1];"
+      : "=f"(value) : "r"(peer(tile + t, rank() ^ 1)) : "memory");  // @
   y[32 * blockIdx.x + t] = value;
   CLUSTER_ARRIVE();
   CLUSTER_WAIT();
@@ -1175,8 +1176,8 @@ CLUSTERS = [
   CLUSTER_WAIT();
   float value = 0;
   if (rank() == 0)
-    PTX("ld.shared::cluster.f32 %0, [%1];"  // @
-        : "=f"(value) : "r"(peer(tile + t, 1)) : "memory");
+    PTX("ld.shared::cluster.f32 %0, [%1];"
+        : "=f"(value) : "r"(peer(tile + t, 1)) : "memory");  // @
   y[32 * blockIdx.x + t] = value;
 #ifndef BROKEN
   CLUSTER_ARRIVE();
@@ -1203,8 +1204,8 @@ CLUSTERS = [
   }
   CLUSTER_ARRIVE();
   CLUSTER_WAIT();
-  PTX("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"  // @
-      ::"r"(peer(box + t, rank() ^ 1)), "r"(t), "r"(peer(&full, rank() ^ 1)) : "memory");
+  PTX("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+      ::"r"(peer(box + t, rank() ^ 1)), "r"(t), "r"(peer(&full, rank() ^ 1)) : "memory");  // @
 #ifndef BROKEN
   WAIT(&full, 0);
 #endif
@@ -1233,8 +1234,8 @@ CLUSTERS = [
 #endif
   CLUSTER_WAIT();
   float value;
-  PTX("ld.shared::cluster.f32 %0, [%1];"  // @
-      : "=f"(value) : "r"(peer(tile + t, rank() ^ 1)) : "memory");
+  PTX("ld.shared::cluster.f32 %0, [%1];"
+      : "=f"(value) : "r"(peer(tile + t, rank() ^ 1)) : "memory");  // @
   y[32 * blockIdx.x + t] = value;
   CLUSTER_ARRIVE();
   CLUSTER_WAIT();
@@ -1377,7 +1378,7 @@ WARPGROUPS = [
   if (t < 16) b_tile[t] = b[t];
   FENCE_PROXY();
   __syncthreads();
-  for (int i = 0; i < 4; ++i) d[i] = (float)b[i].x;
+  for (int i = 0; i < 4; ++i) d[i] = (float)b[i].x;  // @
 #ifndef BROKEN
   WG_FENCE();
 #endif

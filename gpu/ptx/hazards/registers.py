@@ -55,6 +55,9 @@ def warpgroup_hazards(blocks: list[Block], place: Callable[[int], str]) -> list[
         return []
     found: dict[tuple[str, int, int], Hazard] = {}
     tensor = {name for b in blocks for i in b.items if _is(i, "mma_async") for name in _held(i)}
+    moves = [i for b in blocks for i in b.items if _is_move(i)]
+    while any(i.writes[0] in tensor and i.reads[0] not in tensor for i in moves):
+        tensor |= {i.reads[0] for i in moves if i.writes[0] in tensor}
     entry: dict[int, _State] = {blocks[0].index: _State()}
     waiting = [blocks[0].index]
     by_index = {block.index: block for block in blocks}
@@ -76,6 +79,15 @@ def warpgroup_hazards(blocks: list[Block], place: Callable[[int], str]) -> list[
 
 def _is(item: Item, word: str) -> bool:
     return item.instruction.opcode == "wgmma" and word in item.instruction.modifiers
+
+
+def _is_move(item: Item) -> bool:
+    """A copy of one register, which the assembler makes no instruction of."""
+    return (
+        item.instruction.opcode == "mov"
+        and item.instruction.guard is None
+        and len(item.reads) == len(item.writes) == 1
+    )
 
 
 def _held(item: Item) -> dict[str, bool]:
@@ -137,8 +149,11 @@ def _step(
             name: held for name, held in state.flying.items() if held[0] == 0 or held[0] <= allowed
         }
         return
+    # Compilers set and copy registers with moves wherever they like; what counts is who made the
+    # value that is moved.
+    is_move = item.instruction.opcode == "mov"
     for name in item.reads:
-        if name in tensor:
+        if name in tensor and not is_move:
             state.loose[name] = line
         flying = state.flying.get(name)
         if flying is not None and flying[2]:
@@ -149,8 +164,14 @@ def _step(
                 "wgmma.wait_group before the access",
             )  # fmt: skip
     for name in item.writes:
-        if name in tensor:
+        if name in tensor and not is_move:
             state.loose[name] = line
+        elif is_move:
+            origin = state.loose.get(item.reads[0]) if _is_move(item) else None
+            if origin is None:
+                state.loose.pop(name, None)
+            else:
+                state.loose[name] = origin
         flying = state.flying.get(name)
         if flying is not None:
             role = "accumulator" if flying[2] else "A"
