@@ -9,8 +9,8 @@ from pathlib import Path
 from gpu.device import Device, Module
 
 # Contracting a product and a sum to one rounding would change bits, so the kernels say where they
-# fuse and the compiler does not.
-EXACT_OPTIONS = ("--fmad=false",)
+# fuse and the compiler does not. Lines of the source go into the PTX, for errors and hazards.
+EXACT_OPTIONS = ("--fmad=false", "-lineinfo")
 
 
 def kernel_source(name: str) -> str:

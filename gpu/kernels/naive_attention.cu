@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     char* chunk = o_tile + swizzled_offset<kHeadDim>(tile_row, vector / 2);
     reinterpret_cast<uint2*>(chunk)[vector % 2] = float4_to_bf16(output[i]);
   }
-  __syncthreads();
+  __syncthreads();  // the tile of O is complete
   store_tile<kTile, kHeadDim, kThreads>(
       head_rows<kHeadDim>(o, head.batch, q_len, heads, head.query), first_row, o_tile);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -275,9 +275,17 @@ class PtxModule:
 
 
 class PtxDevice:
-    """The executor, standing for one GPU of the device table."""
+    """The executor, standing for one GPU of the device table.
 
-    def __init__(self, gpu: str = "h100", options: Options | None = None) -> None:
+    ``edit``: what is done to the text of every module before it is loaded; how mutation testing
+    changes a kernel below its source.
+    """
+
+    def __init__(
+        self, gpu: str = "h100", options: Options | None = None,
+        edit: Callable[[str], str] | None = None,
+    ) -> None:  # fmt: skip
+        self.edit = edit
         self.name = "ptx"
         self.gpu = find_gpu(gpu)
         self.arch = self.gpu.arch
@@ -302,7 +310,7 @@ class PtxDevice:
         return self.load(compile_cuda(source, options=options, arch=arch or self.arch, name=name))
 
     def load(self, ptx: str) -> PtxModule:
-        return PtxModule(self, ptx)
+        return PtxModule(self, ptx if self.edit is None else self.edit(ptx))
 
     def array(self, values: np.ndarray, name: str = "") -> PtxArray:
         values = np.asarray(values)

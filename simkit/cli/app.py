@@ -12,6 +12,7 @@ from simkit.cli.errors import readable_errors
 from simkit.cli.fuzz import fuzz
 from simkit.cli.gpus import gpus
 from simkit.cli.list import list_algorithms
+from simkit.cli.mutate import mutate
 from simkit.cli.run import run
 from simkit.cli.trace import trace
 from simkit.cli.verify import verify
@@ -29,6 +30,7 @@ for _name, _command in (
     ("run", run),
     ("verify", verify),
     ("fuzz", fuzz),
+    ("mutate", mutate),
     ("trace", trace),
     ("check", check),
     ("gpus", gpus),

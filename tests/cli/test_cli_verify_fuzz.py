@@ -135,3 +135,16 @@ def test_coverage_counts_by_value_and_by_range() -> None:
     many = Counter([0, 1, 2, 3, 4, 7, 8, 64, 127, 127])
     assert histogram(many) == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8-15": 1, "64-127": 3}
     assert histogram(Counter([True, False, True])) == {"False": 1, "True": 2}
+
+
+def test_mutate(cli, tmp_path: Path) -> None:
+    """Every mutant noticed, by operator and law, and the same for machines."""
+    path = tmp_path / "m.json"
+    result = cli("mutate", "fp8_kv_cache", "--jobs", 1, "--json", path)
+    assert "100.0% of the mutants that change something are noticed" in " ".join(
+        result.stdout.split()
+    )
+    found = json.loads(path.read_text())
+    assert found["caught"] == 1
+    assert {m["mutant"]["operator"] for m in found["mutants"]} == {"address", "comparison"}
+    assert "no algorithm 'flash'" in cli("mutate", "flash", code=2).stderr

@@ -1,0 +1,248 @@
+"""Mutation of shipped kernels at the level of PTX: does a law notice what matters?
+
+Each mutant removes or weakens a synchronisation, turns a comparison into its neighbour, or moves an
+address constant by the size of the access.  What no law notices is either equivalent, for a reason
+that can be said (SURVIVORS), or a hole in the laws.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import gpu.kernels
+from gpu.ptx.executor import PtxDevice
+from gpu.ptx.launch import Options
+from properties.catalog import laws
+from properties.law import Context
+from properties.run import run_law
+from simkit.machine.gpus import gpu as find_gpu
+
+Operator = Literal["synchronisation", "comparison", "address"]
+
+# Array instructions after which a mutant counts as endless: shipped kernels take far fewer.
+_BUDGET = 400_000
+_EXAMPLES = 4
+# Laws that cost little and see much go first.
+_ORDER = ("bits", "hazards", "traffic", "layout", "schedules")
+
+_REMOVED = re.compile(
+    r"(bar\.sync|bar\.warp\.sync|barrier\.sync|bar\.arrive|cp\.async\.wait_group|"
+    r"cp\.async\.wait_all|cp\.async\.commit_group|fence|membar|mbarrier|wgmma\.(fence|wait|commit))"
+)
+_WAIT = re.compile(r"(cp\.async\.wait_group\s+)(\d+)")
+_COMPARISON = re.compile(r"(setp|set)\.(lt|le|gt|ge|eq|ne|lo|ls|hi|hs)(u?)\b")
+_NEIGHBOUR = {
+    "lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq",
+    "lo": "ls", "ls": "lo", "hi": "hs", "hs": "hi",
+}  # fmt: skip
+_ADDRESS = re.compile(r"\[(%\w+)([+-]\d+)\]")
+_MEMORY = re.compile(r"^(@!?%\w+\s+)?(ld|st|ldmatrix|stmatrix|cp|atom|red)\.")
+_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+_KERNELS = Path(gpu.kernels.__file__).parent
+_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Line ``line`` of a kernel's PTX, ``before``, becomes ``after``; ``source`` is the text of the
+    CUDA line that it comes from.
+    """
+
+    algorithm: str
+    operator: Operator
+    line: int
+    before: str
+    after: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``law`` noticed a mutant; or none did (empty), and ``reason`` says why, if anything can."""
+
+    mutant: Mutant
+    law: str
+    reason: str = ""
+    is_equivalent: bool = False
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """Mutants of an operator whose CUDA line, or PTX line, has ``text`` in it, and why they may
+    survive.  ``is_equivalent``: they change no result, no byte and no order.
+    """
+
+    operator: Operator
+    text: str
+    reason: str
+    is_equivalent: bool = True
+
+
+_AT_THE_EDGE = Survivor(
+    "comparison",
+    "x < smallest",
+    "differs where a scaled score lies exactly 126 below the maximum: 2^-126 becomes 0 or not",
+    is_equivalent=False,
+)
+SURVIVORS: dict[str, tuple[Survivor, ...]] = {
+    "naive_attention": (
+        _AT_THE_EDGE,
+        Survivor(
+            "comparison",
+            "first_key < kv_len; first_key += kTile",
+            "one turn more, or one for no keys at all, loads nothing and adds nothing",
+        ),
+        Survivor(
+            "synchronisation",
+            "the tile of O is complete",
+            "a warp stores just the rows that it has put into the tile itself",
+        ),
+    ),
+}
+
+
+def texts(algorithm: str) -> list[str]:
+    """The PTX that the laws of an algorithm run, each text once."""
+    seen: dict[str, None] = {}
+
+    def note(ptx: str) -> str:
+        seen[ptx] = None
+        return ptx
+
+    context = Context(PtxDevice(edit=note), find_gpu("h100"))
+    for law in laws(algorithm):
+        if law.uses_device:
+            run_law(law, context, examples=0)
+    return list(seen)
+
+
+def mutants(algorithm: str, ptx: str) -> list[Mutant]:
+    """Every mutant of a text, in its order."""
+    lines = ptx.splitlines()
+    sources = _source_lines(ptx)
+    addresses = _address_arithmetic(lines)
+    found, source = [], ""
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        location = _LOCATION.match(text)
+        if location:
+            source = sources.get((int(location[1]), int(location[2])), "")
+            continue
+        edits = [*_edits(text), *(_moved(text) if number in addresses else ())]
+        found += [Mutant(algorithm, operator, number, text, new, source) for operator, new in edits]
+    return found
+
+
+def _source_lines(ptx: str) -> dict[tuple[int, int], str]:
+    """Texts of CUDA lines by file number and line, of the files that are at hand."""
+    found = {}
+    for number, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', ptx, re.MULTILINE):
+        matches = [p for p in _KERNELS.rglob("*.cu*") if p.name == name.rpartition("/")[2]]
+        for path in matches[:1]:
+            for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+                found[int(number), line] = text.strip()
+    return found
+
+
+def _address_arithmetic(lines: list[str]) -> set[int]:
+    """Lines that add a constant to what becomes an address at once, or by one step more."""
+    wanted = {
+        register
+        for line in lines
+        if _MEMORY.match(line.strip())
+        for register in re.findall(r"\[(%\w+)", line)
+    }
+    found: set[int] = set()
+    for _ in range(2):
+        more = set()
+        for number, line in enumerate(lines, 1):
+            target = re.match(r"\s*(?:add|xor|or|mad\.\w+)\.\w+\s+(%\w+),\s*(.*);", line)
+            if target and target[1] in wanted:
+                found.add(number)
+                more |= set(re.findall(r"%\w+", target[2]))
+        wanted |= more
+    return found
+
+
+def _moved(text: str) -> Iterator[tuple[Operator, str]]:
+    """A constant that is added to an address, one vector further."""
+    constant = re.search(r"(,\s*)(\d+);$", text)
+    if constant:
+        yield "address", f"{text[: constant.start()]}{constant[1]}{int(constant[2]) + 16};"
+
+
+def _edits(text: str) -> Iterator[tuple[Operator, str]]:
+    if _REMOVED.match(text):
+        yield "synchronisation", "// removed"
+        wait = _WAIT.match(text)
+        if wait:
+            yield "synchronisation", f"{wait[1]}{int(wait[2]) + 1};"
+    comparison = _COMPARISON.search(text)
+    if comparison:
+        new = f"{comparison[1]}.{_NEIGHBOUR[comparison[2]]}{comparison[3]}"
+        yield "comparison", text[: comparison.start()] + new + text[comparison.end() :]
+    address = _ADDRESS.search(text)
+    if address and _MEMORY.match(text) and not text.startswith("ld.param"):
+        moved = f"[{address[1]}+{int(address[2]) + _size(text)}]"
+        yield "address", text[: address.start()] + moved + text[address.end() :]
+
+
+def _size(text: str) -> int:
+    """Bytes of an access: a mutant of an aligned address stays aligned."""
+    if text.startswith(("ldmatrix", "stmatrix", "cp.")):
+        return 16
+    kind = re.search(r"\.[a-z](8|16|32|64)\b", text)
+    width = re.search(r"\.v([248])\b", text)
+    return _SIZES[kind[1]] * (int(width[1]) if width else 1) if kind else 4
+
+
+def run(mutant: Mutant, ptx: str) -> Outcome:
+    """Checks the laws of a mutant's algorithm until one fails."""
+
+    def edit(text: str) -> str:
+        if text != ptx:
+            return text
+        lines = text.splitlines()
+        lines[mutant.line - 1] = mutant.after
+        return "\n".join(lines) + "\n"
+
+    device = PtxDevice(options=Options(budget=_BUDGET), edit=edit)
+    context = Context(device, find_gpu("h100"))
+    chosen = [law for law in laws(mutant.algorithm) if law.uses_device]
+
+    def rank(name: str) -> int:
+        kind = name.rpartition("_")[2]
+        return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
+    chosen.sort(key=lambda law: rank(law.name))
+    # Few cases notice most mutants; the others get what verify gives.
+    for examples in (_EXAMPLES, None):
+        for law in chosen:
+            if run_law(law, context, examples=examples, shrink=False).status == "fail":
+                return Outcome(mutant, law.name)
+    survivor = _known(mutant)
+    if survivor is None:
+        return Outcome(mutant, "")
+    return Outcome(mutant, "", survivor.reason, survivor.is_equivalent)
+
+
+def _known(mutant: Mutant) -> Survivor | None:
+    for survivor in SURVIVORS.get(mutant.algorithm, ()):
+        texts_ = mutant.source, mutant.before
+        if survivor.operator == mutant.operator and any(survivor.text in t for t in texts_):
+            return survivor
+    return None
+
+
+LEAST_CAUGHT = 0.95
+"""Part of the mutants that change something which the laws have to notice."""
+
+
+def caught(outcomes: list[Outcome]) -> float:
+    """The part of the mutants that are not equivalent which some law noticed."""
+    counted = [o for o in outcomes if not o.is_equivalent]
+    return sum(bool(o.law) for o in counted) / len(counted) if counted else 1.0
