@@ -82,15 +82,13 @@ class Survivor:
     is_equivalent: bool = True
 
 
-_AT_THE_EDGE = Survivor(
-    "comparison",
-    "x < smallest",
-    "differs where a scaled score lies exactly 126 below the maximum: 2^-126 becomes 0 or not",
-    is_equivalent=False,
-)
 SURVIVORS: dict[str, tuple[Survivor, ...]] = {
     "naive_attention": (
-        _AT_THE_EDGE,
+        Survivor(
+            "comparison",
+            "x < smallest",
+            "no two bfloat16 scores lie so far apart that x is the smallest exponent itself",
+        ),
         Survivor(
             "comparison",
             "first_key < kv_len; first_key += kTile",
@@ -100,6 +98,15 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
             "synchronisation",
             "the tile of O is complete",
             "a warp stores just the rows that it has put into the tile itself",
+        ),
+    ),
+    "flash_decoding": (
+        Survivor("comparison", "lane == 0", "every lane has the same value to store"),
+        Survivor("comparison", "split < splits; ++split", "there is always a split"),
+        Survivor(
+            "comparison",
+            "if (sum > 0.0f) return lse",
+            "without keys the maximum is -inf, and so is the LSE that is computed with it",
         ),
     ),
 }
@@ -123,17 +130,37 @@ def texts(algorithm: str) -> list[str]:
 def mutants(algorithm: str, ptx: str) -> list[Mutant]:
     """Every mutant of a text, in its order."""
     lines = ptx.splitlines()
-    sources = _source_lines(ptx)
     addresses = _address_arithmetic(lines)
-    found, source = [], ""
+    sources = _sources(ptx)
+    found = []
     for number, line in enumerate(lines, 1):
         text = line.strip()
-        location = _LOCATION.match(text)
-        if location:
-            source = sources.get((int(location[1]), int(location[2])), "")
-            continue
         edits = [*_edits(text), *(_moved(text) if number in addresses else ())]
-        found += [Mutant(algorithm, operator, number, text, new, source) for operator, new in edits]
+        source = sources[_decides(lines, number) - 1]
+        found += [Mutant(algorithm, op, number, text, new, source) for op, new in edits]
+    return found
+
+
+def _decides(lines: list[str], number: int) -> int:
+    """The line that says what a line is for: of a comparison, where its result is first used."""
+    target = re.match(r"\s*setp?\.\S+\s+(%p\w+)", lines[number - 1])
+    if target:
+        used = re.compile(rf"{target[1]}\b")
+        for later in range(number, len(lines)):
+            if used.search(lines[later]):
+                return later + 1
+    return number
+
+
+def _sources(ptx: str) -> list[str]:
+    """For each line, the text of the CUDA line that it comes from."""
+    known = _source_lines(ptx)
+    found, source = [], ""
+    for line in ptx.splitlines():
+        location = _LOCATION.match(line.strip())
+        if location:
+            source = known.get((int(location[1]), int(location[2])), "")
+        found.append(source)
     return found
 
 
