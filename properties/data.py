@@ -22,6 +22,10 @@ below the smallest normal bf16.  mixed: magnitudes from 2^-40 to 2^8.  minus_inf
 every score is -inf.  nan: some queries with a NaN.  underflow: scores that are 0, without
 values, or lie exactly 126 below in base-2 units, where the exponential ends."""
 
+# The one bfloat16 score that, minus itself in base-2 units, is -126: the product of the fused
+# multiply-add is not rounded, that of the maximum is.
+_WITH_RESIDUE = -3439329280.0
+
 
 def values(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """A bfloat16 tensor of one kind of values."""
@@ -31,6 +35,8 @@ def values(kind: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Array
             found = normal
         case "large":
             found = normal * 12.0
+        case "residue":
+            found = np.zeros(shape)
         case "ties":
             found = rng.integers(-1, 2, shape).astype(np.float64)
         case "zeros":
@@ -68,6 +74,10 @@ def attention_inputs(
         k[..., :3] = np.where(is_low[..., None], _in_three(_lowest_score(k.shape[-1])), 0)
         # What is not low weighs all, and is nothing: the output is what is low.
         v[~is_low] = 0
+    if kind == "residue":
+        # Not drawn (KINDS): for heads of 64 values, whose scale is a power of two.
+        q[..., 0], k[..., 0] = 8, _WITH_RESIDUE
+        v[...] = rng.standard_normal(v.shape)
     if kind == "nan":
         q[..., 1] = np.where(rng.random(q.shape[:-1]) < 0.35, np.nan, q[..., 1].astype(np.float64))
     return q, k, v

@@ -86,11 +86,6 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
     "naive_attention": (
         Survivor(
             "comparison",
-            "x < smallest",
-            "no two bfloat16 scores lie so far apart that x is the smallest exponent itself",
-        ),
-        Survivor(
-            "comparison",
             "first_key < kv_len; first_key += kTile",
             "one turn more, or one for no keys at all, loads nothing and adds nothing",
         ),

@@ -49,6 +49,7 @@ SUBJECT = Subject(
     strategy=attention_cases(most=70, tile=32),
     case_type=AttentionCase,
     corners=(
+        AttentionCase(q_len=3, kv_len=40, data="residue"),
         AttentionCase(q_len=33, kv_len=65, group=2, causal=True),
         AttentionCase(q_len=1, kv_len=0),
         AttentionCase(q_len=40, kv_len=7, causal=True, data="ties"),

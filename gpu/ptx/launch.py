@@ -158,6 +158,9 @@ class Launch:
             for allocation in self.memory.allocations:
                 allocation.written = None
             return []
+        for allocation in self.memory.allocations:
+            if allocation.written is not None and allocation.written.all():
+                allocation.written = None
         blocks = self.program.blocks
         found = [
             *self.hazards.findings.found.values(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from zoo import ZOO, Pair
@@ -55,3 +56,13 @@ def test_the_zoo_is_large_and_varied() -> None:
     assert 2 * len(ZOO) >= 40
     assert len({pair.name for pair in ZOO}) == len(ZOO)
     assert {kind for pair in ZOO for kind in pair.kind.split(" or ")} <= set(HAZARD_KINDS)
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_ctas_that_are_not_resident_together(is_broken: bool) -> None:
+    """More CTAs than run at once: order between them goes from wave to wave."""
+    (pair,) = [p for p in ZOO if p.name == "the last CTA adds up: a fence before the ticket"]
+    many = replace(pair, grid=1500)
+    found = hazards(many.reports(device(Schedule("eager")), is_broken))
+    kinds = {hazard.kind for hazard in found if hazard.severity == "error"}
+    assert kinds == ({"race"} if is_broken else set())

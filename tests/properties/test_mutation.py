@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 from properties import mutation
@@ -62,19 +60,3 @@ def test_equivalent_mutants_do_not_count() -> None:
     outcomes = [Outcome(mutant, "bits"), Outcome(mutant, "", "why", is_equivalent=True)]
     assert caught(outcomes) == 1
     assert caught([*outcomes, Outcome(mutant, "")]) == 0.5
-
-
-def test_no_bfloat16_scores_meet_the_edge_of_the_exponential() -> None:
-    """Why a mutant of naive attention is equivalent: x = score log2 e - maximum log2 e, rounded as
-    the kernel does, is never -126 for two bfloat16 numbers.
-    """
-    log2_e = np.float32(np.log2(np.e))
-    with np.errstate(all="ignore"):
-        codes = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float64)
-        maxima = codes[np.isfinite(codes)]
-        shift = (maxima.astype(np.float32) * log2_e).astype(np.float64)
-        middle = ((shift - 126) / np.float64(log2_e)).astype(np.float32).view(np.uint32) >> 16
-        for step in (-1, 0, 1):
-            scores = ((middle + np.int64(step)).astype(np.uint32) << 16).view(np.float32)
-            x = (scores * np.float64(log2_e) - shift).astype(np.float32)
-            assert not (x[np.isfinite(shift)] == -126).any()

@@ -84,6 +84,8 @@ class HazardState:
         self.memory: dict[int, GlobalShadow] = {}
         self.findings = Findings(place)
         self.clusters = clusters
+        # By space, place and CTA (-1: for all): what releases have left there.
+        self.released: dict[tuple[str, int, int], dict[int, Array]] = {}
         # Clusters of the launch before, if this is a dependent one, and where its lines are.
         self.before = 0
         self.place_before = place
@@ -91,6 +93,7 @@ class HazardState:
     def follow(self, primary: HazardState) -> None:
         """Makes this the state of a launch that may overlap with another's."""
         self.events, self.memory = primary.events, primary.memory
+        self.released = primary.released
         self.before, self.place_before = primary.clusters, primary.findings.place
         self.clusters += primary.clusters
 
@@ -118,9 +121,7 @@ class Detector:
         # that others have overwritten, with what reports them.
         self._holds: Callable[[], Array] | None = None
         self._lost: list[tuple[Array, Callable[[Array], None]]] = []
-        # Of strong accesses to memory: what the last release left there, and what fences have made
-        # ready to publish or have yet to take in, by warp.
-        self._released: dict[tuple[str, int, int], dict[int, Array]] = {}
+        # What fences have made ready to publish, or have yet to take in, by warp.
         self._ready: dict[int, tuple[dict[int, Array], bool]] = {}
         self._pending: dict[int, dict[int, Array]] = {}
 
@@ -399,7 +400,9 @@ class Detector:
             # Of another wave of CTAs.
             return f"{agent}a warp of cluster {cluster}"
         name = grid.cta_name(int(grid.cta_of_warp[warp]))
-        return f"{agent}warp {warp % grid.warps_per_cta} of {name}"
+        number = warp % grid.warps_per_cta
+        threads = f"threads {32 * number}-{min(32 * number + 32, grid.launch.threads) - 1}"
+        return f"{agent}warp {number} ({threads}) of {name}"
 
     def _advice(self, old: int, new: int, space: str) -> str:
         """The synchronisation that would have ordered two accesses."""
@@ -638,15 +641,18 @@ class Detector:
         is_atomic = order.startswith("atomic")
         releases = "release" in order or "acq_rel" in order
         acquires = "acquire" in order or "acq_rel" in order
+        released = self.state.released
+        if space != "global":
+            space = f"{space} of wave {self.grid.first}"  # another wave's memory is another one
         for column, warp in enumerate(warps.tolist()):
             lanes = offsets[:, column] if mask is None else offsets[mask[:, column], column]
             cta = int(self.grid.cta_of_warp[warp])
             for place in np.unique(lanes).tolist():
                 # What a scope of one CTA has released is for that CTA.
-                wide, narrow = (space, place, -1), (space, place, cta)
+                wide, narrow = (space, place, -1), (space, place, self.grid.first + cta)
                 if is_atomic or not is_write:
                     for key in (wide, narrow):
-                        there = self._released.get(key)
+                        there = released.get(key)
                         if there is None:
                             continue
                         if acquires:
@@ -660,11 +666,11 @@ class Detector:
                     left, is_narrow = self.clocks.knowledge(warp), order.endswith("cta")
                 if not is_atomic:
                     # A plain store ends what others have released there.
-                    self._released.pop(wide, None)
-                    self._released.pop(narrow, None)
+                    released.pop(wide, None)
+                    released.pop(narrow, None)
                 if left:
                     key = narrow if is_narrow else wide
-                    self._released[key] = _join(self._released.get(key, {}), left)
+                    released[key] = _join(released.get(key, {}), left)
         if releases:
             self.clocks.tick(warps)
 
