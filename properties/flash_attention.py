@@ -59,6 +59,8 @@ SUBJECT = Subject(
         AttentionCase(q_len=25, kv_len=88),
         AttentionCase(q_len=40, kv_len=30),
         AttentionCase(q_len=60, kv_len=60),
+        # A last key in every column of a lane's accumulators.
+        *(AttentionCase(q_len=4, kv_len=n) for n in (10, 13, 18, 27, 34, 37, 42, 45, 50, 53, 63)),
     ),
     thorough=AttentionCase(q_len=66, kv_len=130, causal=True),
     model=_model,

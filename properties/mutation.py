@@ -95,6 +95,30 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
             "a warp stores just the rows that it has put into the tile itself",
         ),
     ),
+    "flash_attention": (
+        Survivor(
+            "comparison", "const int tiles = (visible_keys", "no visible keys are none either way"
+        ),
+        # The smaller of two bounds of the mask; compilers give it the line before.
+        Survivor("comparison", "a.x[0]", "of two equal bounds either is the smaller one"),
+        Survivor(
+            "comparison",
+            "if (first_key + kKeyTile - 1 > mask.last_key(first_row))",
+            "a tile that ends with the last key is masked, which hides nothing",
+        ),
+        Survivor("comparison", "lane.member == 0", "the four lanes of a row have the same LSE"),
+        Survivor(
+            "comparison",
+            "if (sum > 0.0f) return lse",
+            "without keys the maximum is -inf, and so is the LSE that is computed with it",
+        ),
+        Survivor(
+            "synchronisation",
+            "O takes the place of Q",
+            "a warp counts as one thread: what its lanes do to each other is not looked at",
+            is_equivalent=False,
+        ),
+    ),
     "flash_decoding": (
         Survivor("comparison", "lane == 0", "every lane has the same value to store"),
         Survivor("comparison", "split < splits; ++split", "there is always a split"),
