@@ -163,6 +163,8 @@ class GlobalMemory:
         self._starts: list[int] = []
         self._end = _ALIGNMENT
         self._free: dict[int, list[int]] = {}
+        # By start: end and name of arrays that were freed and whose place nobody has taken.
+        self._freed: dict[int, tuple[int, str]] = {}
         self._last: Allocation | None = None
 
     def allocate(self, size: int, name: str) -> Allocation:
@@ -179,6 +181,7 @@ class GlobalMemory:
                     f" {self.capacity - start} of {self.capacity} are left"
                 )
             self._end += room
+        self._freed.pop(start, None)
         allocation = Allocation(name, start, start + size)
         place = bisect.bisect(self._starts, start)
         self._starts.insert(place, start)
@@ -191,6 +194,7 @@ class GlobalMemory:
         size = allocation.end - allocation.start
         room = -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
         self._free.setdefault(room, []).append(allocation.start)
+        self._freed[allocation.start] = allocation.end, allocation.name
         self._last = None
 
     def find(self, low: int, high: int) -> Allocation | None:
@@ -218,6 +222,9 @@ class GlobalMemory:
 
     def nearest(self, offset: int) -> str:
         """Where a stray offset lies, for an error message."""
+        for start, (end, name) in self._freed.items():
+            if start <= offset < end:
+                return f"byte {offset - start} of {name!r}, which has been freed"
         place = bisect.bisect_right(self._starts, offset) - 1
         if place < 0:
             return "before the first allocation"

@@ -66,3 +66,9 @@ def test_ctas_that_are_not_resident_together(is_broken: bool) -> None:
     found = hazards(many.reports(device(Schedule("eager")), is_broken))
     kinds = {hazard.kind for hazard in found if hazard.severity == "error"}
     assert kinds == ({"race"} if is_broken else set())
+
+
+def test_a_freed_array_is_named() -> None:
+    (pair,) = [p for p in ZOO if p.name == "an array that has been freed"]
+    found = hazards(pair.reports(device(Schedule("eager")), is_broken=True))
+    assert any("byte 0 of 'x', which has been freed" in hazard.message for hazard in found)

@@ -58,12 +58,15 @@ class Findings:
 
     def add(
         self, kind: str, line: int, other: int, message: str, advice: str = "",
-        severity: str = "error",
+        severity: str = "error", other_place: str = "",
     ) -> None:  # fmt: skip
+        """``other_place``: where ``other`` is, if that may be in another kernel."""
         key = (kind, line, other)
         if key in self.found or len(self.found) >= _MOST:
             return
-        self.found[key] = Hazard(kind, message, line, other, advice, severity)
+        self.found[key] = Hazard(
+            kind, message, line, other, advice, severity, other_place=other_place
+        )
 
     def fault(self, error: SimkitError) -> None:
         """An error that ended the launch."""
@@ -375,7 +378,8 @@ class Detector:
                 )
                 advice = "fence.proxy.async after the write, before the barrier that orders the two"
             more = f" ({count} such accesses at once)" if count > 1 else ""
-            findings.add(kind, line, other, message + more, advice)
+            elsewhere = self.state.place_of(old) if self.state.before else ""
+            findings.add(kind, line, other, message + more, advice, other_place=elsewhere)
 
     def _bytes(self, place: int, space: str, name: str) -> str:
         if space == "shared":
