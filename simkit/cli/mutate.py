@@ -19,6 +19,7 @@ from simkit.cli.errors import NOT_HELD
 from simkit.cli.options import JsonFile
 from simkit.cli.output import console, error_console, table, write_json
 from simkit.cli.verification import choose_laws
+from simkit.errors import SimkitError
 
 
 def mutate(
@@ -34,6 +35,8 @@ def mutate(
     """Break the kernel's PTX in every small way, and see that a law notices each."""
     choose_laws([algorithm], None)
     texts = mutation.texts(algorithm)
+    if not texts:
+        raise SimkitError(f"{algorithm} has no kernel that could be changed")
     work = [
         (mutant, text)
         for text in (texts if every_build else texts[:1])

@@ -148,3 +148,4 @@ def test_mutate(cli, tmp_path: Path) -> None:
     assert found["caught"] == 1
     assert {m["mutant"]["operator"] for m in found["mutants"]} == {"address", "comparison"}
     assert "no algorithm 'flash'" in cli("mutate", "flash", code=2).stderr
+    assert "has no kernel" in cli("mutate", "fp8_error_study", code=2).stderr
