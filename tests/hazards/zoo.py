@@ -99,6 +99,7 @@ class Pair:
     grid: int = 1
     block: int = 128
     cluster: int = 1
+    shared_bytes: int = 0
     run: Callable[[PtxDevice, str, bool], Sequence[Report]] | None = None
     is_ptx: bool = False
 
@@ -121,7 +122,8 @@ class Pair:
         arguments = self.arguments(device)
         kernel = device.load(text).kernel("k")
         cluster = (self.cluster, 1, 1)
-        return [kernel.launch((self.grid,), (self.block,), arguments, cluster=cluster)]
+        grid, block = (self.grid,), (self.block,)
+        return [kernel.launch(grid, block, arguments, self.shared_bytes, cluster)]
 
 
 def chosen_parts(text: str, is_broken: bool) -> str:
@@ -754,7 +756,7 @@ done:
         grid=33,
     ),
     Pair(
-        "one element behind dynamic shared memory",
+        "one element behind static shared memory",
         "out_of_bounds",
         kernel(
             r"""
@@ -769,6 +771,50 @@ done:
   y[t] = tile[127 - t];
 """
         ),
+    ),
+    Pair(
+        "one element behind dynamic shared memory",
+        "out_of_bounds",
+        kernel(
+            r"""
+  extern __shared__ float memory[];
+  int t = threadIdx.x;
+#ifdef BROKEN
+  memory[t + 1] = x[t];  // @
+#else
+  memory[t] = x[t];
+#endif
+  __syncthreads();
+  y[t] = memory[127 - t];
+"""
+        ),
+        shared_bytes=512,
+    ),
+    Pair(
+        "a peer that the cluster does not have",
+        "out_of_bounds",
+        kernel(
+            r"""
+  __shared__ float tile[32];
+  int t = threadIdx.x;
+  tile[t] = x[t];
+  CLUSTER_ARRIVE();
+  CLUSTER_WAIT();
+#ifdef BROKEN
+  u32 place = peer(tile + t, 1) + (1u << 24);
+#else
+  u32 place = peer(tile + t, 1);
+#endif
+  float value;
+  PTX("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(place) : "memory");  // @
+  y[32 * blockIdx.x + t] = value;
+  CLUSTER_ARRIVE();
+  CLUSTER_WAIT();
+"""
+        ),
+        grid=2,
+        block=32,
+        cluster=2,
     ),
     Pair(
         "a vector at an odd place",
@@ -1419,6 +1465,77 @@ extern "C" __global__ void second(const float* data, float* y) {
     ),
 ]
 
+# What is only slow
+
+COSTS = [
+    Pair(
+        "a column of a tile as wide as the banks",
+        "bank_conflicts",
+        kernel(
+            r"""
+#ifdef BROKEN
+  __shared__ float tile[32][32];
+#else
+  __shared__ float tile[32][33];
+#endif
+  int t = threadIdx.x;
+  for (int i = 0; i < 8; ++i) tile[4 * i + t / 32][t % 32] = x[128 * i + t];
+  __syncthreads();
+  y[t] = tile[t % 32][t / 32];  // @
+"""
+        ),
+    ),
+    Pair(
+        "a column of global memory",
+        "uncoalesced",
+        kernel(
+            r"""
+  int t = threadIdx.x;
+#ifdef BROKEN
+  y[t] = x[32 * t];  // @
+#else
+  y[t] = x[t];
+#endif
+"""
+        ),
+    ),
+    Pair(
+        "an array that is indexed by data",
+        "spills",
+        kernel(
+            r"""
+  int t = threadIdx.x;
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = x[128 * i + t];
+#ifdef BROKEN
+  y[t] = values[(int)x[t] % 8];
+#else
+  y[t] = values[0] + values[7];
+#endif
+"""
+        ),
+    ),
+    Pair(
+        "lanes that take turns",
+        "divergence",
+        kernel(
+            r"""
+  int t = threadIdx.x;
+  float value = x[t];
+#ifdef BROKEN
+  int turns = t % 2 ? 40 : 0;
+#else
+  int turns = 40;
+#endif
+#pragma unroll 1
+  for (int i = 0; i < turns; ++i) value = value * 0.5f + x[i];
+  y[t] = value;
+"""
+        ),
+    ),
+]
+
 ZOO = [
-    *BARRIERS, *COPIES, *GLOBAL, *MEMORY, *ASYNC, *CLUSTERS, *WARPGROUPS, *DEPENDENT,
+    *BARRIERS, *COPIES, *GLOBAL, *MEMORY, *ASYNC, *CLUSTERS, *WARPGROUPS, *DEPENDENT, *COSTS,
 ]  # fmt: skip
