@@ -18,7 +18,8 @@ from gpu.ptx.arithmetic import Arithmetic
 from gpu.ptx.frame import Frame
 from gpu.ptx.grid import Grid, Group, Statistics
 from gpu.ptx.hazards.costs import costs, never_written
-from gpu.ptx.hazards.detector import Detector, HazardState
+from gpu.ptx.hazards.detector import Detector
+from gpu.ptx.hazards.findings import HazardState
 from gpu.ptx.hazards.registers import unwritten_registers, warpgroup_hazards
 from gpu.ptx.memory import Bytes, GlobalMemory
 from gpu.ptx.program import Program

@@ -8,102 +8,27 @@ for its completion.  Nothing here depends on when the executor happens to do its
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu.counters import Hazard
 from gpu.ptx import wgmma
 from gpu.ptx.hazards import clocks as kinds
 from gpu.ptx.hazards.clocks import Clocks
-from gpu.ptx.hazards.events import ASYNC, STRONG, WRITE, Events
-from gpu.ptx.hazards.shadow import ReadLog, Shadow
+from gpu.ptx.hazards.events import ASYNC, STRONG, WRITE
+from gpu.ptx.hazards.findings import GlobalShadow, HazardState
+from gpu.ptx.hazards.mbarriers import Mbarriers
+from gpu.ptx.hazards.order import MemoryOrder
+from gpu.ptx.hazards.shadow import Shadow
 from gpu.ptx.memory import Allocation
 from gpu.ptx.spaces import GLOBAL_BASE
 from gpu.tensor_map import DESCRIPTOR_BYTES
-from simkit.errors import DeadlockError, MemoryAccessError, SimkitError, TrapError
 
 if TYPE_CHECKING:
     from gpu.ptx.grid import Grid
 
 Array = np.ndarray
-
-_FAULTS = {
-    MemoryAccessError: "out_of_bounds",
-    DeadlockError: "deadlock",
-    TrapError: "trap",
-}
-_MOST = 64
-"""Hazards that are told apart; a kernel that is wrong everywhere is told so many times."""
-
-
-@dataclass
-class GlobalShadow:
-    """An allocation: its writes once there are any, until then its reads."""
-
-    allocation: Allocation
-    log: ReadLog = field(default_factory=ReadLog)
-    shadow: Shadow | None = None
-
-
-@dataclass
-class Findings:
-    """Hazards of one launch, each pair of places in the program once."""
-
-    place: Callable[[int], str]
-    found: dict[tuple[object, ...], Hazard] = field(default_factory=dict)
-
-    def add(
-        self, kind: str, line: int, other: int, message: str, advice: str = "",
-        severity: str = "error", other_place: str = "",
-    ) -> None:  # fmt: skip
-        """``other_place``: where ``other`` is, if that may be in another kernel."""
-        key = (kind, line, other)
-        if key in self.found or len(self.found) >= _MOST:
-            return
-        self.found[key] = Hazard(
-            kind, message, line, other, advice, severity, other_place=other_place
-        )
-
-    def fault(self, error: SimkitError) -> None:
-        """An error that ended the launch."""
-        text = str(error)
-        kind = _FAULTS.get(type(error), "illegal_use")
-        if kind == "out_of_bounds" and "not a multiple of" in text:
-            kind = "misaligned"
-        line = re.search(r"PTX line (\d+)(?: \([^()]*:\d+\))?", text)
-        number, place = (int(line[1]), line[0]) if line else (0, "an unknown line")
-        self.found[kind, number, "fault"] = Hazard(kind, text, number, place=place)
-
-
-class HazardState:
-    """What outlives the waves of a launch: global memory's shadow and the findings."""
-
-    def __init__(self, place: Callable[[int], str], clusters: int) -> None:
-        self.events = Events()
-        self.memory: dict[int, GlobalShadow] = {}
-        self.findings = Findings(place)
-        self.clusters = clusters
-        # By space, place and CTA (-1: for all): what releases have left there.
-        self.released: dict[tuple[str, int, int], dict[int, Array]] = {}
-        # Clusters of the launch before, if this is a dependent one, and where its lines are.
-        self.before = 0
-        self.place_before = place
-
-    def follow(self, primary: HazardState) -> None:
-        """Makes this the state of a launch that may overlap with another's."""
-        self.events, self.memory = primary.events, primary.memory
-        self.released = primary.released
-        self.before, self.place_before = primary.clusters, primary.findings.place
-        self.clusters += primary.clusters
-
-    def place_of(self, event: int) -> str:
-        is_before = int(self.events.cluster[event]) < self.before
-        place = self.place_before if is_before else self.findings.place
-        return place(int(self.events.site[event]))
 
 
 class Detector:
@@ -124,9 +49,7 @@ class Detector:
         # that others have overwritten, with what reports them.
         self._holds: Callable[[], Array] | None = None
         self._lost: list[tuple[Array, Callable[[Array], None]]] = []
-        # What fences have made ready to publish, or have yet to take in, by warp.
-        self._ready: dict[int, tuple[dict[int, Array], bool]] = {}
-        self._pending: dict[int, dict[int, Array]] = {}
+        self.order = MemoryOrder(self.clocks, state)
 
     # Accesses
 
@@ -142,7 +65,7 @@ class Detector:
         """
         if order:
             # Before the access: a release publishes what came before it, an acquire what follows.
-            self._synchronise(space, offsets, mask, warps, order, is_write)
+            self.order.access(space, offsets, mask, warps, order, is_write)
         flags = (WRITE if is_write else 0) | (STRONG if order else 0)
         component = self.clocks.component(kinds.SELF, warps)
         epoch = self.clocks.epoch(warps)
@@ -628,162 +551,4 @@ class Detector:
         self.sees_primary[warps] = True
 
     def fence(self, scope: str, warps: Array) -> None:
-        """A fence between strong accesses, which makes a release of the next one and an acquire of
-        the last.
-        """
-        for warp in warps.tolist():
-            if warp in self._pending:
-                self.clocks.learn_all(warp, self._pending.pop(warp))
-            self._ready[warp] = self.clocks.knowledge(warp), scope == "cta"
-        self.clocks.tick(warps)
-
-    def _synchronise(
-        self, space: str, offsets: Array, mask: Array | None, warps: Array, order: str,
-        is_write: bool,
-    ) -> None:  # fmt: skip
-        """Releases and acquires through a place in memory."""
-        is_atomic = order.startswith("atomic")
-        releases = "release" in order or "acq_rel" in order
-        acquires = "acquire" in order or "acq_rel" in order
-        released = self.state.released
-        if space != "global":
-            space = f"{space} of wave {self.grid.first}"  # another wave's memory is another one
-        for column, warp in enumerate(warps.tolist()):
-            lanes = offsets[:, column] if mask is None else offsets[mask[:, column], column]
-            cta = int(self.grid.cta_of_warp[warp])
-            for place in np.unique(lanes).tolist():
-                # What a scope of one CTA has released is for that CTA.
-                wide, narrow = (space, place, -1), (space, place, self.grid.first + cta)
-                if is_atomic or not is_write:
-                    for key in (wide, narrow):
-                        there = released.get(key)
-                        if there is None:
-                            continue
-                        if acquires:
-                            self.clocks.learn_all(warp, there)
-                        else:
-                            self._pending[warp] = _join(self._pending.get(warp, {}), there)
-                if not is_write:
-                    continue
-                left, is_narrow = self._ready.get(warp, ({}, False))
-                if releases:
-                    left, is_narrow = self.clocks.knowledge(warp), order.endswith("cta")
-                if not is_atomic:
-                    # A plain store ends what others have released there.
-                    released.pop(wide, None)
-                    released.pop(narrow, None)
-                if left:
-                    key = narrow if is_narrow else wide
-                    released[key] = _join(released.get(key, {}), left)
-        if releases:
-            self.clocks.tick(warps)
-
-
-def _join(one: dict[int, Array], other: dict[int, Array]) -> dict[int, Array]:
-    """What two have known together."""
-    joined = dict(one)
-    for cluster, row in other.items():
-        mine = joined.get(cluster)
-        if mine is None:
-            joined[cluster] = row
-            continue
-        width = max(len(mine), len(row))
-        joined[cluster] = np.maximum(*(np.pad(x, (0, width - len(x))) for x in (mine, row)))
-    return joined
-
-
-class Mbarriers:
-    """What arrivals have left at mbarriers, and what waits take from them."""
-
-    def __init__(self, detector: Detector) -> None:
-        self.detector = detector
-        self.clocks = detector.clocks
-        self.grid = detector.grid
-        self.index: dict[int, int] = {}
-        self._columns: dict[tuple[int, int], int] = {}
-        self.column = np.zeros(0, np.int64)
-        self.completed = np.zeros(0, np.int32)
-        self.arrived = np.zeros((2, 0, 0), np.int32)
-        self.published = np.zeros((2, 0, 0), np.int32)
-        self.is_fenced = np.zeros(0, bool)
-        self.made_by = np.zeros(0, np.int64)
-        self.site = np.zeros(0, np.int64)
-
-    def numbers(self, objects: Array) -> Array:
-        """The rows of objects (flat offsets in shared memory)."""
-        new = [o for o in np.unique(objects).tolist() if o not in self.index]
-        if new:
-            for flat in new:
-                self._add(flat)
-            count = len(self.index)
-            self.arrived, self.published = (
-                np.pad(x, ((0, 0), (0, count - x.shape[1]), (0, 0)))
-                for x in (self.arrived, self.published)
-            )
-            self.completed = np.pad(self.completed, (0, count - len(self.completed)))
-            self.is_fenced = np.pad(self.is_fenced, (0, count - len(self.is_fenced)))
-            self.made_by = np.pad(self.made_by, (0, count - len(self.made_by)), constant_values=-1)
-            self.site = np.pad(self.site, (0, count - len(self.site)))
-        self.arrived, self.published = (self.clocks.fit(x) for x in (self.arrived, self.published))
-        return np.array([self.index[o] for o in objects.tolist()], np.int64)
-
-    def _add(self, flat: int) -> None:
-        cta, offset = divmod(flat, self.grid.shared_stride)
-        key = cta % self.grid.cluster_size, offset
-        if key not in self._columns:
-            self._columns[key] = self.clocks.new_column()
-        self.index[flat] = len(self.index)
-        self.column = np.append(self.column, self._columns[key])
-
-    def initialise(self, objects: Array, warps: Array, site: int) -> None:
-        numbers = self.numbers(objects)
-        self.arrived[:, numbers] = 0
-        self.published[:, numbers] = 0
-        self.is_fenced[numbers] = False
-        self.made_by[numbers], self.site[numbers] = warps, site
-
-    def fence(self, warps: Array) -> None:
-        """fence.mbarrier_init and proxy fences make objects known to the async proxy."""
-        self.is_fenced |= np.isin(self.made_by, warps)
-
-    def arrive(self, objects: Array, warps: Array) -> None:
-        """Warps leave what they know at objects, one for each of both."""
-        numbers = self.numbers(objects)
-        for part in range(2):
-            np.maximum.at(self.arrived[part], numbers, self.clocks.seen[part, warps])
-        self.clocks.tick(np.unique(warps))
-
-    def complete(self, objects: Array) -> None:
-        """Phases of objects, all different, are over."""
-        numbers = self.numbers(objects)
-        self.completed[numbers] += 1
-        self.published[:, numbers] = self.arrived[:, numbers]
-        self.published[0, numbers, self.column[numbers]] = self.completed[numbers]
-
-    def learn(self, objects: Array, warps: Array) -> None:
-        """Warps have seen the last phase of objects end."""
-        numbers = self.numbers(objects)
-        for part in range(2):
-            rows = self.published[part, numbers]
-            np.maximum.at(self.clocks.seen[part], warps, rows)
-
-    def copies(
-        self, objects: Array, warps: Array, site: int, is_async: bool = True
-    ) -> tuple[Array, Array]:
-        """Component and epoch of copies that complete on objects, one for each of both."""
-        numbers = self.numbers(objects)
-        late = ~self.is_fenced[numbers] & (self.made_by[numbers] >= 0)
-        if is_async and late.any():
-            made = int(self.site[numbers[late][0]])
-            findings = self.detector.state.findings
-            findings.add(
-                "missing_proxy_fence",
-                site,
-                made,
-                f"a copy ({findings.place(site)}) completes on an mbarrier whose initialisation"
-                f" ({findings.place(made)}) no fence has shown to the async proxy",
-                "fence.mbarrier_init.release.cluster or fence.proxy.async after mbarrier.init",
-                "info",
-            )
-        self.arrive(objects, warps)
-        return self.column[numbers], self.completed[numbers] + 1
+        self.order.fence(scope, warps)
