@@ -655,6 +655,11 @@ class Grid:
         places = group.places
         if not places:
             return
+        if len(places) > 1 and group.frame.n > 1:
+            group = self._without_whole_warps(group)
+            places = group.places
+            if not places:
+                return
         if len(places) == 1:
             ((block, mask),) = places.items()
             if mask is not None:
@@ -674,6 +679,27 @@ class Grid:
                         self.frame(warps[rest]), {block: mask[:, rest]}, group.strand, group.turns
                     )
         self._add(group)
+
+    def _without_whole_warps(self, group: Group) -> Group:
+        """What is left of a diverged group without the warps whose lanes have all met again: those
+        need not wait until the lanes of other warps have.
+        """
+        there = {b: np.asarray(m.any(axis=0)) for b, m in group.places.items() if m is not None}
+        whole = np.sum([*there.values()], axis=0) == 1
+        if len(there) < len(group.places) or not whole.any():
+            return group
+        warps = group.frame.warps
+        for block, mask in group.places.items():
+            here = whole & there[block]
+            if mask is not None and here.any():
+                part: dict[int, Array | None] = {block: mask[:, here]}
+                self._settle(Group(self.frame(warps[here]), part, group.strand, group.turns))
+        if whole.all():
+            return Group(group.frame, {}, group.strand)
+        left = {b: m[:, ~whole] for b, m in group.places.items() if m is not None}
+        places: dict[int, Array | None] = {b: m for b, m in left.items() if m.any()}
+        frame = self.frame(warps[~whole])
+        return Group(frame, places, group.strand, group.turns, group.diverged)
 
     def _arrive(self, group: Group, arrival: Arrival, target: int, mask: Array | None) -> None:
         """Warps of a group reach a barrier; the ones that complete go on, the others wait there."""

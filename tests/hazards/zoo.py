@@ -516,6 +516,65 @@ GLOBAL = [
         block=32,
     ),
     Pair(
+        "a barrier of the whole grid",
+        "race",
+        kernel(
+            r"""
+  // As cooperative groups have it: one thread of each CTA counts in and waits for all.
+  int place = 128 * blockIdx.x + threadIdx.x;
+  y[place] = x[place] + 1;  // @
+  __syncthreads();
+  if (threadIdx.x == 0) {
+#ifndef BROKEN
+    __threadfence();
+#endif
+    atomicAdd(count, 1);
+    while (*(volatile u32*)count < gridDim.x) {}
+    __threadfence();
+  }
+  __syncthreads();
+  float other = y[(place + 128) % 512];  // @
+  z[place] = other;
+""",
+            "const float* x, float* y, u32* count, float* z",
+        ),
+        arguments=lambda d: (
+            *two_arrays(d),
+            d.array(np.zeros(1, np.uint32), "count"),
+            d.empty(512, np.float32, "z"),
+        ),
+        grid=4,
+    ),
+    Pair(
+        "a semaphore that hands tiles from CTA to CTA",
+        "race",
+        kernel(
+            r"""
+  // Split-K: each CTA adds its part to the tile when the one before has released the semaphore.
+  int t = threadIdx.x;
+  if (t == 0) {
+    u32 turn = blockIdx.x + 1;
+    while (turn != blockIdx.x) {
+#ifdef BROKEN
+      PTX("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(semaphore) : "memory");
+#else
+      PTX("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(semaphore) : "memory");
+#endif
+    }
+  }
+  __syncthreads();
+  y[t] = (blockIdx.x ? y[t] : 0) + x[128 * blockIdx.x + t];  // @
+  __syncthreads();
+  if (t == 0)
+    PTX("st.release.gpu.global.u32 [%0], %1;"
+        ::"l"(semaphore), "r"(blockIdx.x + 1) : "memory");
+""",
+            "const float* x, float* y, u32* semaphore",
+        ),
+        arguments=lambda d: (*two_arrays(d), d.array(np.zeros(1, np.uint32), "semaphore")),
+        grid=4,
+    ),
+    Pair(
         "a flag that is released",
         "race",
         kernel(

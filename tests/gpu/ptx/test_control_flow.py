@@ -202,6 +202,21 @@ extern "C" __global__ void relay_between_blocks(volatile int* flags, int* out) {
     }
 }
 
+// Lane 0 of each block spins for its turn while the other lanes wait at a barrier.
+extern "C" __global__ void blocks_in_turn(unsigned* turn, int* out) {
+    if (threadIdx.x == 0) {
+        while (*(volatile unsigned*)turn != blockIdx.x) { }
+        __threadfence();
+    }
+    __syncthreads();
+    out[threadIdx.x] = 2 * out[threadIdx.x] + blockIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        *(volatile unsigned*)turn = blockIdx.x + 1;
+    }
+}
+
 extern "C" __global__ void last_block_sums(const int* x, int* partial, unsigned* ticket, int* out) {
     __shared__ bool is_last;
     if (threadIdx.x == 0) {
@@ -461,6 +476,18 @@ def test_reducing_barriers(threads: int, schedule: Schedule) -> None:
 def test_spinning_warps(schedule: Schedule) -> None:
     (out,) = launch("relay_between_warps", [np.zeros(6, np.int32)], block=(192,), schedule=schedule)
     assert out.tolist() == [10 * k + 5 for k in range(6)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_blocks_that_take_turns(schedule: Schedule) -> None:
+    """A block that has its turn goes on, whatever lanes of other blocks spin for in vain."""
+    turn, out = np.zeros(1, np.uint32), np.zeros(64, np.int32)
+    turn, out = launch("blocks_in_turn", [turn, out], grid=(6,), schedule=schedule)
+    expected = 0
+    for block in range(6):
+        expected = 2 * expected + block
+    assert (out == expected).all()
+    assert turn[0] == 6
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
