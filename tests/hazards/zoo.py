@@ -850,6 +850,23 @@ done:
         shared_bytes=512,
     ),
     Pair(
+        "an index behind a local array",
+        "out_of_bounds",
+        kernel(
+            r"""
+  int t = threadIdx.x;
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = x[128 * i + t];
+#ifdef BROKEN
+  y[t] = values[(int)x[t] % 8 + 64];  // @
+#else
+  y[t] = values[(int)x[t] % 8];
+#endif
+"""
+        ),
+    ),
+    Pair(
         "a peer that the cluster does not have",
         "out_of_bounds",
         kernel(
