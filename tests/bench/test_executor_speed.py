@@ -14,6 +14,8 @@ from gpu.kernels.flash_attention import flash_attention
 from gpu.ptx.launch import Options
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
+# What users may wait for: one head of flash attention, and a launch of a hundred instructions.
+FLASH_SECONDS, TINY_SECONDS = 2.0, 0.005
 TINY = """
 extern "C" __global__ void tiny(const float* x, float* y, int n) {
   float v = x[threadIdx.x];
@@ -50,6 +52,7 @@ def test_flash_attention_2048(
 
     report = benchmark.pedantic(run, rounds=3, warmup_rounds=1)
     note(benchmark, report, capsys)
+    assert benchmark.stats.stats.min <= FLASH_SECONDS
 
 
 def test_tiny_launch(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +67,7 @@ def test_tiny_launch(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None
 
     report = benchmark(run)
     note(benchmark, report, capsys)
+    assert benchmark.stats.stats.min <= TINY_SECONDS
 
 
 def test_elementwise_wide(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
