@@ -15,7 +15,11 @@ EXACT_OPTIONS = ("--fmad=false", "-lineinfo")
 
 def kernel_source(name: str) -> str:
     """The CUDA C++ text of kernel file ``name`` (without its suffix)."""
-    return (Path(__file__).parent / f"{name}.cu").read_text(encoding="utf-8")
+    return _path(name).read_text(encoding="utf-8")
+
+
+def _path(name: str) -> Path:
+    return Path(__file__).parent / f"{name}.cu"
 
 
 def build_module(
@@ -28,7 +32,9 @@ def build_module(
     text = kernel_source(name) if source is None else source
     all_options = (*EXACT_OPTIONS, *options)
     # Devices hash by identity, which mypy does not believe of a protocol.
-    return _compiled(device, f"{name}.cu", all_options, text)  # type: ignore[arg-type]
+    # By its path, so that places in the kernel name the file.
+    file = str(_path(name)) if source is None else f"{name}.cu"
+    return _compiled(device, file, all_options, text)  # type: ignore[arg-type]
 
 
 # Bounded, because each entry keeps its device.

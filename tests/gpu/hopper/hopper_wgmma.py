@@ -184,10 +184,12 @@ extern "C" __global__ void product(const uint4* a, const uint4* b, u32* d, const
         u64 right = descriptor(memory + bytes_a, form_b, steps.b[s]);
 #ifdef REGISTERS
         u32 left[4] = {regs[s][0], regs[s][1], regs[s][2], regs[s][3]};
+        // Loaded by here: the fence orders these registers before the wgmma that reads them.
+        for (int r = 0; r < 4; r++) asm volatile("" : "+r"(left[r]));
+        fence();
         mma(acc, left, right, s || accumulate);
         commit();
         wait_group<0>();
-        fence();
 #else
         mma(acc, descriptor(memory, form_a, steps.a[s]), right, s || accumulate);
 #endif
