@@ -75,8 +75,9 @@ def attention_inputs(
         # What is not low weighs all, and is nothing: the output is what is low.
         v[~is_low] = 0
     if kind == "residue":
-        # Not drawn (KINDS): for heads of 64 values, whose scale is a power of two.
-        q[..., 0], k[..., 0] = 8, _WITH_RESIDUE
+        # Not drawn (KINDS): a corner of kernels that round scores to bfloat16.
+        q[..., :3] = 8
+        k[..., :3] = _in_three(np.float32(_WITH_RESIDUE / 8 / softmax_scale(None, k.shape[-1])))
         v[...] = rng.standard_normal(v.shape)
     if kind == "nan":
         q[..., 1] = np.where(rng.random(q.shape[:-1]) < 0.35, np.nan, q[..., 1].astype(np.float64))

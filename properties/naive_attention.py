@@ -50,6 +50,7 @@ SUBJECT = Subject(
     case_type=AttentionCase,
     corners=(
         AttentionCase(q_len=3, kv_len=40, data="residue"),
+        AttentionCase(q_len=3, kv_len=40, d=128, data="residue"),
         AttentionCase(q_len=33, kv_len=65, group=2, causal=True),
         AttentionCase(q_len=1, kv_len=0),
         AttentionCase(q_len=40, kv_len=7, causal=True, data="ties"),
