@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
+_AGENTS = {kinds.SELF: "", kinds.COPIES: "a cp.async of ", kinds.WGMMA: "a wgmma of "}
+
 
 class Detector:
     """Hazards of the CTAs of one wave."""
@@ -138,15 +140,14 @@ class Detector:
         if space == "shared":
             if self.exited.any():
                 self._check_exited(offsets, columns, warps, events)
-            which = np.arange(len(offsets))
             self._check_shadow(self.shared, space, "", offsets, size, columns, warps, events, flags,
-                               which)  # fmt: skip
+                               np.arange(len(offsets)))  # fmt: skip
             return
         memory = self.grid.memory
         allocation = memory.find(int(offsets.min()), int(offsets.max()) + size)
         if allocation is not None:
-            which = np.arange(len(offsets))
-            self._touch_allocation(allocation, offsets, size, columns, warps, events, flags, which)
+            self._touch_allocation(allocation, offsets, size, columns, warps, events, flags,
+                                   np.arange(len(offsets)))  # fmt: skip
             return
         owners = memory.owners(offsets, size)
         for owner in np.unique(owners[owners >= 0]).tolist():
@@ -160,13 +161,11 @@ class Detector:
         self, allocation: Allocation, offsets: Array, size: int, columns: Array, warps: Array,
         events: Array, flags: int, which: Array,
     ) -> None:  # fmt: skip
-        self._check_initialised(
-            allocation, offsets - allocation.start, size, columns, events, flags
-        )
+        own = offsets - allocation.start
+        self._check_initialised(allocation, own, size, columns, events, flags)
         known = self.state.memory.get(allocation.start)
         if known is None:
             known = self.state.memory[allocation.start] = GlobalShadow(allocation)
-        own = offsets - allocation.start
         if flags & WRITE:
             if known.shadow is None:
                 known.shadow = Shadow(allocation.end - allocation.start)
@@ -283,7 +282,7 @@ class Detector:
             where = self._bytes(int(place[at]), space, name)
             ways = (
                 "write" if int(log.flags[old]) & WRITE else "read",
-                ("write" if flags & WRITE else "read"),
+                "write" if flags & WRITE else "read",
             )
             count = int((sites == other).sum())
             first, second = self._who(old), self._who(new)
@@ -314,14 +313,8 @@ class Detector:
         log, clocks, grid = self.events, self.clocks, self.grid
         cluster, component = int(log.cluster[event]), int(log.component[event])
         kind = component // clocks.width
-        of = {
-            0: "",
-            1: "a cp.async of ",
-            2: "a bulk copy of ",
-            3: "a bulk copy of ",
-            4: "a wgmma of ",
-        }
-        agent = of.get(kind, "a bulk copy of ")
+        # Every other component is an mbarrier's, told by the bulk copies that complete on it.
+        agent = _AGENTS.get(kind, "a bulk copy of ")
         warp = int(log.warp[event])
         if cluster != int(clocks.cluster[min(warp, grid.warps - 1)]):
             # Of another wave of CTAs.

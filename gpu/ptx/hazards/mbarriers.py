@@ -13,7 +13,7 @@ Array = np.ndarray
 
 
 class Mbarriers:
-    """What arrivals have left at mbarriers, and what waits take from them."""
+    """The mbarriers of a wave: a row for each object, a component for each one's bulk copies."""
 
     def __init__(self, detector: Detector) -> None:
         self.detector = detector
