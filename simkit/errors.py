@@ -18,6 +18,10 @@ class DtypeError(SimkitError):
     """An element type other than the one that is asked for."""
 
 
+class TableError(SimkitError):
+    """An index table (indptr, page table, plan) that does not describe a layout or its work."""
+
+
 class CapacityError(SimkitError):
     """More shared memory, registers or threads than the machine has."""
 
