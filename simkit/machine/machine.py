@@ -10,16 +10,19 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import DTypeLike
 
-from simkit.errors import CapacityError, ShapeError, SimkitError
+from simkit.errors import CapacityError, MemoryAccessError, ShapeError, SimkitError
 from simkit.machine.gpus import Gpu, gpu
 from simkit.machine.memory import (
     BASE_ALIGNMENT,
+    SECTOR_BYTES,
+    VECTOR_SIZES,
     WARP_LANES,
     Array,
     Direction,
     Region,
     Tensor,
     TensorTraffic,
+    distinct_sectors,
     region_values,
     unbacked,
 )
@@ -204,6 +207,74 @@ class Cta:
             region.view[...] = array
         if region.exact is not None:
             region.exact[...] = array
+
+    def load_lanes(
+        self, tensor: Tensor, index: Array, active: Array | None = None, vector: int | None = None
+    ) -> Array:
+        """What warp instructions with an address of its own for each lane read; counts them.
+
+        ``index`` int64 [lanes, n]: element of the flat tensor at which each lane of n instructions
+        reads ``vector`` bytes (default: one element). ``active`` bool [lanes, n]: lanes that take
+        part. Returns [lanes, n] elements, or [lanes, n, elements] for vectors of several; idle
+        lanes give element 0. Errors: `MemoryAccessError` outside the tensor or misaligned.
+        """
+        flat = self._lanes(tensor, "read", index, active, vector)
+        values = tensor.values.reshape(-1)
+        if not values.size:
+            return np.zeros(flat.shape, values.dtype)
+        return np.asarray(values[flat])
+
+    def store_lanes(
+        self,
+        tensor: Tensor,
+        index: Array,
+        values: Array,
+        active: Array | None = None,
+        vector: int | None = None,
+    ) -> None:
+        """What warp instructions with an address of its own for each lane write; see `load_lanes`.
+
+        ``values`` [lanes, n] or [lanes, n, elements]; those of idle lanes are ignored.
+        """
+        flat = self._lanes(tensor, "write", index, active, vector)
+        if not self.machine.computes:
+            return
+        chosen = np.ones(index.shape, bool) if active is None else active
+        array = tensor.array.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            array[flat[chosen]] = np.asarray(values)[chosen]
+        if tensor.exact is not None:
+            tensor.exact.reshape(-1)[flat[chosen]] = np.asarray(values)[chosen]
+
+    def _lanes(
+        self,
+        tensor: Tensor,
+        direction: Direction,
+        index: Array,
+        active: Array | None,
+        vector: int | None,
+    ) -> Array:
+        """Flat elements [lanes, n] or [lanes, n, elements] of accesses, which are counted."""
+        itemsize = tensor.dtype.itemsize
+        size = itemsize if vector is None else vector
+        elements = size // itemsize
+        place = f"tensor {tensor.name!r} of shape {tensor.shape}"
+        if size not in VECTOR_SIZES or size % itemsize:
+            raise ShapeError(f"{place}: {size} bytes a lane are no vector of {tensor.dtype}")
+        taken = index if active is None else np.where(active, index, 0)
+        lanes = taken.size if active is None else int(np.count_nonzero(active))
+        if lanes:
+            used = taken if active is None else taken[active]
+            low, high = int(used.min()), int(used.max())
+            if low < 0 or high + elements > tensor.array.size:
+                wrong = low if low < 0 else high
+                raise MemoryAccessError(f"{place}: a lane accesses element {wrong}")
+            addresses = tensor.address + taken.astype(np.int64, copy=False) * itemsize
+            if elements > 1 and (used % elements).any():
+                raise MemoryAccessError(f"{place}: a vector of {size} bytes is misaligned")
+            sectors = distinct_sectors(addresses, size, active) * SECTOR_BYTES
+            self.machine._count(tensor.name, direction, lanes * size, sectors)
+        return taken if elements == 1 else taken[..., None] + np.arange(elements)
 
     def _count(
         self, region: Region, direction: Direction, repeat: int, traffic: tuple[int, int]

@@ -130,3 +130,37 @@ def test_what_a_machine_refuses() -> None:
     x = machine.tensor("x", frozen)
     with machine.cta() as cta, pytest.raises(MemoryAccessError, match="read-only"):
         cta.store(x[:], np.ones(16, np.float32))
+
+
+def test_lanes_with_addresses_of_their_own() -> None:
+    machine = Machine("h100", "device")
+    table = machine.tensor("table", np.arange(100, dtype=np.int32))
+    out = machine.allocate("out", (64,), np.float32)
+    index = np.array([[0, 50], [1, 50], [90, 50], [7, 99]])
+    active = np.array([[True, True], [True, True], [True, True], [False, True]])
+    with machine.cta() as cta:
+        assert (cta.load_lanes(table, index, active) == [[0, 50], [1, 50], [90, 50], [0, 99]]).all()
+        pairs = cta.load_lanes(table, np.array([[2], [4]]), vector=8)
+        assert (pairs == [[[2, 3]], [[4, 5]]]).all()
+        values = np.array([[1.0], [2.0]], np.float32)
+        cta.store_lanes(out, np.array([[3], [5]]), values, np.array([[True], [False]]))
+    assert out.array[3] == 1.0
+    assert np.isnan(out.array[5])
+    # Elements 0 and 1 share a sector, 90 has one; 50 and 99 have one each; then the pair's.
+    assert machine.traffic["table", "read"] == TensorTraffic("table", "read", 7 * 4 + 16, 5 * 32)
+    assert machine.traffic["out", "write"] == TensorTraffic("out", "write", 4, 32)
+
+
+@pytest.mark.parametrize("element", [-1, 99])
+def test_a_lane_outside_the_tensor(element: int) -> None:
+    machine = Machine()
+    table = machine.tensor("table", np.arange(100, dtype=np.int32))
+    with machine.cta() as cta, pytest.raises(MemoryAccessError, match=f"element {element}"):
+        cta.load_lanes(table, np.array([[element]]), vector=8)
+
+
+def test_a_misaligned_lane() -> None:
+    machine = Machine()
+    table = machine.tensor("table", np.arange(100, dtype=np.int32))
+    with machine.cta() as cta, pytest.raises(MemoryAccessError, match="misaligned"):
+        cta.load_lanes(table, np.array([[3]]), vector=8)
