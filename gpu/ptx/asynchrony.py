@@ -103,6 +103,8 @@ class AsyncAccess(MemoryAccess):
         site: int,
     ) -> None:
         reading = mask
+        if taken is not None and mask is not None:
+            taken = np.where(mask, taken, np.uint32(0))  # whatever idle lanes hold
         if taken is not None and not (taken >= size).all():
             if ((taken != 0) & (taken < size)).any():
                 self._copy_partly(to, to_offset, origin, origin_offset, size, taken, mask, site)

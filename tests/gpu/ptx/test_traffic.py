@@ -196,6 +196,17 @@ def test_copies_count_as_global_reads() -> None:
     assert counted(body) == (512, 512)
 
 
+def test_what_idle_lanes_hold_is_no_source_size() -> None:
+    body = """
+        .shared .align 16 .b8 pool[512];
+        mov.u64 %rd1, pool; mad.wide.u32 %rd1, %t5, 16, %rd1; mad.wide.u32 %rd2, %t5, 16, %x;
+        mov.u32 %r1, 7; setp.lt.u32 %p1, %t5, 8; @%p1 mov.u32 %r1, 16;
+        @%p1 cp.async.cg.shared.global [%rd1], [%rd2], 16, %r1;
+        cp.async.wait_all;
+    """
+    assert counted(body) == (128, 128)
+
+
 def test_dram_lets_through_what_the_cache_lacks() -> None:
     """Four warps read the same 4096 bytes twice: they come from memory once."""
     body = """
