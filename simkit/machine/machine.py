@@ -85,10 +85,14 @@ class Machine:
 
     def compulsory_bytes(self, *names: str) -> int:
         """Bytes if each tensor had moved once in every direction that it moved in: what a cache
-        of any size leaves. ``names``: the tensors to add up, by default all.
+        of any size leaves. ``names``: the tensors to add up, by default all. Of a tensor that was
+        touched in part, the sectors that moved are taken for different ones.
         """
-        touched = [name for name, _ in self._traffic if not names or name in names]
-        return sum(self._tensors[name].array.nbytes for name in touched)
+        return sum(
+            min(row.sectors, self._tensors[name].array.nbytes)
+            for (name, _), row in self._traffic.items()
+            if not names or name in names
+        )
 
     def tensor(self, name: str, array: Array) -> Tensor:
         """Places a C-contiguous array (held, not copied) in HBM at a 256-byte aligned address.
@@ -216,25 +220,30 @@ class Cta:
         ``index`` int64 [lanes, n]: element of the flat tensor at which each lane of n instructions
         reads ``vector`` bytes (default: one element). ``active`` bool [lanes, n]: lanes that take
         part. Returns [lanes, n] elements, or [lanes, n, elements] for vectors of several; idle
-        lanes give element 0. Errors: `MemoryAccessError` outside the tensor or misaligned.
+        lanes give zeros, as all do without arithmetic. Errors: `MemoryAccessError` outside the
+        tensor or misaligned.
         """
         flat = self._lanes(tensor, "read", index, active, vector)
         values = tensor.values.reshape(-1)
-        if not values.size:
-            return np.zeros(flat.shape, values.dtype)
-        return np.asarray(values[flat])
+        if not self.machine.computes or not values.size:
+            return np.broadcast_to(values.dtype.type(0), flat.shape)
+        found = np.asarray(values[flat])
+        if active is not None:
+            found[~active] = 0
+        return found
 
     def store_lanes(
         self,
         tensor: Tensor,
         index: Array,
-        values: Array,
+        values: Array | None,
         active: Array | None = None,
         vector: int | None = None,
     ) -> None:
         """What warp instructions with an address of its own for each lane write; see `load_lanes`.
 
-        ``values`` [lanes, n] or [lanes, n, elements]; those of idle lanes are ignored.
+        ``values`` [lanes, n] or [lanes, n, elements]; those of idle lanes are ignored, as all are
+        without arithmetic.
         """
         flat = self._lanes(tensor, "write", index, active, vector)
         if not self.machine.computes:

@@ -43,13 +43,17 @@ def test_codes_have_no_exact_values() -> None:
 def test_without_arithmetic_bytes_are_counted_and_no_memory_is_taken() -> None:
     machine = Machine("h100", "none")
     s = machine.allocate("s", (32, 32768, 32768), np.uint8)
+    t = machine.allocate("t", (512,), np.uint8)
     with machine.cta() as cta:
         cta.store(s[3], None)
         cta.load(s[3, :2])
+        cta.load(t[:], repeat=5)
     assert machine.traffic["s", "write"].requested == 2**30
     assert machine.traffic["s", "read"].requested == 2**16
     assert not machine.computes
-    assert machine.compulsory_bytes() == machine.compulsory_bytes("s") == 2 * 2**35
+    # What was touched of s, and t once although it was read five times.
+    assert machine.compulsory_bytes("s") == 2**30 + 2**16
+    assert machine.compulsory_bytes() == 2**30 + 2**16 + 512
     assert machine.compulsory_bytes("q") == 0
 
 

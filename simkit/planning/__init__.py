@@ -1,0 +1,1 @@
+"""Who computes which piece of attention: how keys are split, and which CTA gets what."""
