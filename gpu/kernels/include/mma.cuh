@@ -1,4 +1,4 @@
-// Tensor-core products of one warp: 16 x 8 += 16 x 16 times 16 x 8, bfloat16 in, float32 out.
+// Tensor-core products of one warp: 16 x 8 += 16 x 16 times 16 x 8, 16-bit floats in, float32 out.
 //
 // Fragments, for lane = 4 * group + member (PTX ISA, "Matrix fragments for mma.m16n8k16"):
 //   A, 16 x 16: register r has columns 2 * member + {0, 1} + 8 * (r / 2) of row group + 8 * (r % 2)
@@ -46,6 +46,15 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&x)[4], unsigned sha
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const FragmentA& a, const FragmentB& b) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
+}
+
+// The same for float16 inputs.
+__device__ __forceinline__ void mma_fp16(float (&c)[4], const FragmentA& a, const FragmentB& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b.x[0]), "r"(b.x[1]));
