@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from properties import (
+    batch_decode,
+    batch_prefill_paged,
+    batch_prefill_ragged,
+    block_sparse_attention,
+    cascade_attention,
     flash_attention,
     flash_decoding,
     fp8_error_study,
     fp8_kv_cache,
+    kv_append,
+    merge_states,
     naive_attention,
+    prefill_planner,
+    split_planner,
 )
 from properties.law import Law
 from simkit.errors import SimkitError
@@ -18,6 +27,15 @@ _LAWS: dict[str, list[Law]] = {
     "flash_decoding": flash_decoding.LAWS,
     "fp8_kv_cache": fp8_kv_cache.LAWS,
     "fp8_error_study": fp8_error_study.LAWS,
+    "kv_append": kv_append.LAWS,
+    "batch_decode": batch_decode.LAWS,
+    "batch_prefill_paged": batch_prefill_paged.LAWS,
+    "batch_prefill_ragged": batch_prefill_ragged.LAWS,
+    "block_sparse_attention": block_sparse_attention.LAWS,
+    "merge_states": merge_states.LAWS,
+    "cascade_attention": cascade_attention.LAWS,
+    "split_planner": split_planner.LAWS,
+    "prefill_planner": prefill_planner.LAWS,
 }
 
 

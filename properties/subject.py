@@ -32,8 +32,10 @@ class Subject:
     ``model(machine, case)`` and ``kernel(device, case, source)`` give arrays by tensor name;
     ``comparable`` may limit the elements that are compared (unwritten ones have no bits).
     ``expected(gpu, case)`` gives outputs in float64 with derived bounds on the kernel's errors;
-    ``has_lse``: "lse" is among them.  ``thorough`` is a small case with every kind of
-    synchronisation, for the law of schedules.
+    ``has_lse``: "lse" is among them.  ``large``: corners that take seconds, for the laws that run
+    the kernel once.  ``thorough`` is a small case with every kind of
+    synchronisation, for the law of schedules.  ``uncounted``: tensors that only code of a user's
+    own reads, whose traffic nobody predicts.
     """
 
     algorithm: str
@@ -45,7 +47,9 @@ class Subject:
     expected: Callable[[Gpu, Any], Mapping[str, Expected]] | None = None
     has_lse: bool = False
     comparable: Callable[[Any, str, Mapping[str, Array]], Array | None] | None = None
+    large: tuple[Any, ...] = ()
     thorough: Any = None
+    uncounted: frozenset[str] = frozenset()
 
     def run_kernel(self, context: Context, case: Any, device: Device | None = None) -> KernelResult:
         return self.kernel(device or context.device, case, context.sources.get(self.algorithm))
@@ -61,6 +65,7 @@ def kernel_laws(subject: Subject, examples: int = 25) -> list[Law]:
             "the kernel's outputs equal the model's device arithmetic bit for bit",
             check_bits,
             examples,
+            corners=(*subject.corners, *subject.large),
         ),
         _law(
             subject,
@@ -69,6 +74,7 @@ def kernel_laws(subject: Subject, examples: int = 25) -> list[Law]:
             "bytes requested and sectors touched are as predicted, per tensor and direction",
             check_traffic,
             max(examples // 2, 5),
+            corners=(*subject.corners, *subject.large),
         ),
         _law(
             subject,
@@ -165,6 +171,8 @@ def check_traffic(subject: Subject, context: Context, case: Any) -> None:
     problems = []
     for key in sorted(set(predicted) | set(measured)):
         tensor, direction = key
+        if tensor in subject.uncounted:
+            continue
         expected, found = predicted.get(key, (0, 0)), tuple(measured.get(key, (0, 0)))
         context.record_traffic(subject.algorithm, tensor, direction, expected[1], found[1])
         if expected != found:

@@ -6,9 +6,9 @@
 // (ring attention): their states merge the same.
 //
 // A warp merges the states of one head of one row, a "pair". All tensors are contiguous; lse is
-// float32. Compile with -DHEAD_DIM, a multiple of 64; -DSTATE and -DOUTPUT, the element types of
-// states and of merged outputs: Float32, BFloat16 or Float16; -DINDEX, int or long long, that of
-// merge_indptr.
+// float32. Compile with -DHEAD_DIM, a multiple of 64, and -DOUTPUT, the element type of merged
+// outputs: Float32, BFloat16 or Float16. With -DSTATE, that of states, for all kernels but
+// merge_states_variable; with -DINDEX, the type of merge_indptr, int or long long, for that one.
 #include "head_vectors.cuh"
 #include "softmax.cuh"
 #include "warp.cuh"
@@ -18,7 +18,6 @@ enum : int {
   kThreads = 128,
   kWarps = kThreads / kWarpSize,
 };
-using StateBits = STATE::Bits;
 using OutputBits = OUTPUT::Bits;
 
 // The states of a pair that were added so far; a lane holds its share of the output. ELEMENT is the
@@ -49,8 +48,7 @@ struct Merged {
   __device__ __forceinline__ void add(const typename STORED::Bits* o, float lse) {
     constexpr float log2_e = 0x1.715476p+0f;
     if (lse == negative_infinity()) return;
-    const float distance = __fsub_rn(lse, softmax_shift(maximum));
-    const float weight = exp2_polynomial(__fmul_rn(distance, log2_e));
+    const float weight = exp2_polynomial(__fmul_rn(__fsub_rn(lse, maximum), log2_e));
     total = __fadd_rn(total, weight);
 #pragma unroll
     for (int chunk = 0; chunk < Lanes::kChunks; ++chunk) {
@@ -76,12 +74,11 @@ struct Merged {
     }
   }
 
-  // -inf if no state had keys, NaN if an LSE was.
+  // NaN if an LSE was; -inf, as the maximum is, if no state had keys.
   __device__ __forceinline__ float lse() const {
     constexpr float ln2 = 0x1.62e430p-1f;
     const float merged = __fmaf_rn(log2_polynomial(total), ln2, maximum);
-    if (total > 0.0f) return merged;
-    return total == 0.0f ? negative_infinity() : total;
+    return total >= 0.0f ? merged : total;
   }
 
   __device__ __forceinline__ void store(OutputBits* o, float* lse_out, long long pair,
@@ -116,6 +113,9 @@ __device__ __forceinline__ void merge_range(const typename ELEMENT::Bits* partia
   }
   merged.store(o, lse, pair, scale);
 }
+
+#ifdef STATE
+using StateBits = STATE::Bits;
 
 // o_a, o_b [rows, heads, d], lse_a, lse_b [rows, heads] give o, lse of the same shapes.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -157,6 +157,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   merge_range<STATE>(partial_o, partial_lse, o, lse, pair, heads, first, first + states);
 }
 
+#endif
+
+#ifdef INDEX
 // partial_o [partial rows, heads, d], partial_lse [partial rows, heads], float32: the states of row
 // r are merge_indptr[r] to before merge_indptr[r + 1], maybe none. o is multiplied by v_scale.
 extern "C" __global__ void __launch_bounds__(kThreads)
@@ -169,3 +172,4 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   merge_range<Float32>(partial_o, partial_lse, o, lse, pair, heads, merge_indptr[row],
                        merge_indptr[row + 1], v_scale);
 }
+#endif

@@ -33,21 +33,35 @@ def build(
     *,
     state: DTypeLike = F32,
     output: DTypeLike = F32,
+    source: str | None = None,
+) -> Module:
+    """All kernels but merge_states_variable, for one head dimension, type of states and type of
+    merged outputs.
+    """
+    return _build(device, head_dim, output, f"-DSTATE={_element('states', state)}", source)
+
+
+def build_variable(
+    device: Device,
+    head_dim: int,
+    *,
+    output: DTypeLike = BF16,
     index: DTypeLike = np.int32,
     source: str | None = None,
 ) -> Module:
-    """merge_states.cu for one head dimension and the types of states, outputs and merge_indptr."""
+    """merge_states_variable for one head dimension, type of merged outputs and of merge_indptr."""
+    return _build(device, head_dim, output, f"-DINDEX={INDICES[np.dtype(index)]}", source)
+
+
+def _build(
+    device: Device, head_dim: int, output: DTypeLike, kind: str, source: str | None
+) -> Module:
     if head_dim % HEAD_DIM_STEP or not 0 < head_dim <= MAX_HEAD_DIM:
         raise ShapeError(
             f"head_dim is {head_dim}; it must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
         )
-    options = (
-        f"-DHEAD_DIM={head_dim}",
-        f"-DSTATE={_element('states', state)}",
-        f"-DOUTPUT={_element('merged outputs', output)}",
-        f"-DINDEX={INDICES[np.dtype(index)]}",
-    )
-    return build_module(device, "merge_states", options, source)
+    written = f"-DOUTPUT={_element('merged outputs', output)}"
+    return build_module(device, "merge_states", (f"-DHEAD_DIM={head_dim}", written, kind), source)
 
 
 def merge_state(
@@ -213,7 +227,7 @@ def launch_merge_states_variable(
         scale = np.float32(v_scale)
     if not math.isfinite(scale):
         raise LaunchError(f"v_scale is {v_scale}; it must be a finite float32")
-    module = build(device, d, output=o.dtype, index=merge_indptr.dtype, source=source)
+    module = build_variable(device, d, output=o.dtype, index=merge_indptr.dtype, source=source)
     pairs = rows * heads
     args = [partial_o, partial_lse, merge_indptr, o, lse, pairs, heads, scale]
     return _launch(module, "merge_states_variable", pairs, args)

@@ -32,7 +32,7 @@ from simkit.algorithms.variant import Place
 from simkit.errors import ShapeError, TableError
 from simkit.layouts.block_sparse import BlockRows
 from simkit.layouts.custom_mask import BITS
-from simkit.layouts.tables import Int64Array
+from simkit.layouts.tables import Int64Array, indptr_of
 from simkit.machine.machine import Cta, Machine
 from simkit.machine.memory import WARP_LANES, Tensor
 from simkit.planning.batch import Batch
@@ -110,16 +110,37 @@ def check_plan(problem: BatchProblem, plan: Plan, units: Units) -> None:
             f"the plan is for other requests: query {wrong[0]} has {rows[wrong[0]]} partial states "
             f"there, its request has {chunks[wrong[0]]} chunks"
         )
-    tiles_of = tile_count_array(lens * problem.group, plan.tile_q)
-    counted = np.bincount(plan.requests, minlength=problem.batch)
-    wrong = np.flatnonzero(counted != tiles_of * plan.chunks)
-    if wrong.size:
-        at = int(wrong[0])
-        raise TableError(
-            f"the plan has {counted[at]} items for request {at}, which has {tiles_of[at]} tiles of "
-            f"{plan.tile_q} rows and {plan.chunks[at]} chunks"
-        )
+    _check_items(problem, plan)
     _check_keys_covered(problem, plan)
+
+
+def _check_items(problem: BatchProblem, plan: Plan) -> None:
+    """Every tile and chunk of every request is an item, once."""
+    tiles = -(-problem.queries.lens * problem.group // plan.tile_q)
+    request, tile, chunk = (
+        x.astype(np.int64) for x in (plan.requests, plan.q_tiles, plan.kv_chunks)
+    )
+    wrong = (request < 0) | (request >= problem.batch)
+    if not wrong.any():
+        wrong = (tile < 0) | (tile >= tiles[request]) | (chunk < 0)
+        wrong |= chunk >= plan.chunks[request]
+    if wrong.any():
+        item = int(wrong.argmax())
+        raise TableError(
+            f"item {item} of the plan is tile {tile[item]}, chunk {chunk[item]} of request "
+            f"{request[item]}; the batch has {problem.batch} requests, of up to "
+            f"{int(tiles.max(initial=0))} tiles of {plan.tile_q} rows"
+        )
+    starts = indptr_of(tiles * plan.chunks)
+    times = np.bincount(starts[request] + tile * plan.chunks[request] + chunk, minlength=starts[-1])
+    wrong = times != 1
+    if wrong.any():
+        at = int(wrong.argmax())
+        owner = int(np.searchsorted(starts, at, side="right")) - 1
+        raise TableError(
+            f"the plan has a tile and chunk of request {owner} {times[at]} times; each is an item "
+            f"once"
+        )
 
 
 def _check_keys_covered(problem: BatchProblem, plan: Plan) -> None:
@@ -133,11 +154,6 @@ def _check_keys_covered(problem: BatchProblem, plan: Plan) -> None:
             f"the plan leaves out keys: {plan.chunks[plan.requests[item]]} chunks of "
             f"{plan.kv_chunk} end before key {stops[item]} of request {plan.requests[item]}"
         )
-
-
-def tile_count_array(lengths: Int64Array, size: int) -> Int64Array:
-    """How many tiles of ``size`` cover each length."""
-    return -(-lengths // size)
 
 
 def problem_batch(problem: BatchProblem) -> Batch:

@@ -81,7 +81,7 @@ def batch_bounds(problem: BatchProblem, plan: Plan, arch: str, units: Units) -> 
             states = merge_bounded(_by_chunk(states, plan), dtype=problem.q.dtype)
             return BatchBounds(states.o_error, states.lse_error)
         stored = rounded_error(states.o, states.o_error, *ROUNDINGS[problem.q.dtype])
-    return BatchBounds(stored, states.lse_error)
+        return BatchBounds(_present(states, stored), states.lse_error)
 
 
 def batch_arithmetic(
@@ -364,7 +364,12 @@ def _scaled(states: BoundedState, v_scale: float) -> BoundedState:
     o, error = states.o * v_scale, states.o_error * abs(v_scale)
     if v_scale:
         error = rounded_error(o, error, _product_roundoff(np.float32(v_scale), v_scale))
-    return BoundedState(o, states.lse, error, states.lse_error)
+    return BoundedState(o, states.lse, _present(states, error), states.lse_error)
+
+
+def _present(states: BoundedState, error: Float64Array) -> Float64Array:
+    """Errors of outputs, which are exact zeros where a state is without keys."""
+    return np.where(np.isneginf(states.lse)[..., None], 0.0, error)
 
 
 def _by_chunk(states: BoundedState, plan: Plan) -> list[BoundedState]:

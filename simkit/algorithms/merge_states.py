@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from simkit.algorithms.heads import to_bf16, to_float32
 from simkit.algorithms.problem import BF16
-from simkit.algorithms.softmax import softmax_output, softmax_shift
+from simkit.algorithms.softmax import softmax_output
 from simkit.algorithms.tiles import tile_count
 from simkit.errors import DtypeError, ShapeError
 from simkit.layouts.tables import Table, check_indptr, check_range
@@ -69,8 +69,7 @@ def merged(o: Float32Array, lse: Float32Array) -> State:
 
     All operations are float32, and only states that have keys (lse is not -inf) take part::
 
-        M = max(lse); shift = M, or 0 if M is -inf
-        w = exp2((lse - shift) * log2 e)
+        M = max(lse); w = exp2((lse - M) * log2 e)
         total = w + ... from 0; sum = fma(w, o, ...) from -0
         o = sum / total; lse = fma(log2(total), ln 2, M)
 
@@ -84,18 +83,17 @@ def merged(o: Float32Array, lse: Float32Array) -> State:
     maximum = np.full(rows, -np.inf, np.float32)
     for index in range(lse.shape[-1]):
         maximum = fmax_ptx(maximum, lse[..., index])
-    shift = softmax_shift(maximum)
     total = np.zeros(rows, np.float32)
     weighted = np.full((*rows, d), -0.0, np.float32)  # what -0 can be added to and stay -0
     for index in range(lse.shape[-1]):
         own = lse[..., index]
         present = ~np.isneginf(own)
-        weight = exp2(multiply(subtract(own, shift), LOG2E))
+        weight = exp2(multiply(subtract(own, maximum), LOG2E))
         total = np.where(present, add(total, weight), total)
         more = fma(weight[..., None], o[..., index, :], weighted)
         weighted = np.where(present[..., None], more, weighted)
-    merged_lse = fma(log2(total), LN2, maximum)
-    merged_lse = np.where(total > 0, merged_lse, np.where(total == 0, maximum, total))
+    # Without keys the maximum is -inf, and so is what is added to it.
+    merged_lse = np.where(total >= 0, fma(log2(total), LN2, maximum), total)
     return State(softmax_output(weighted, total[..., None]), merged_lse)
 
 
