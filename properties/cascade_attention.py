@@ -133,7 +133,7 @@ def cascade_cases(draw: st.DrawFn) -> CascadeCase:
         kv_heads=draw(st.integers(1, 2)),
         group=draw(st.sampled_from((1, 2, 7))),
         element=draw(st.sampled_from(("bf16", "f16"))),
-        page_size=draw(st.sampled_from(PAGE_SIZES)),
+        page_size=draw(PAGE_SIZES),
         variant=draw(st.sampled_from(("", "causal", "causal+soft_cap+sink"))),
         split=draw(st.sampled_from((-1, 64))),
         data=draw(st.sampled_from(KINDS)),

@@ -117,7 +117,7 @@ def _corners() -> tuple[MergeStatesCase, ...]:
     )
     first = [MergeStatesCase(**shape, **build) for build in builds for shape in shapes]
     kinds = [
-        MergeStatesCase(entry, **build, data=kind, rows=5, states=4, seed=1)
+        MergeStatesCase(entry, **build, data=kind, rows=13, states=4, empty=10)
         for build in builds
         for entry in ENTRIES
         for kind in ("minus_inf", "underflow", "nan")

@@ -210,7 +210,7 @@ def _lse(case: MergeStatesCase, rng: np.random.Generator, shape: tuple[int, ...]
             return np.where(rng.random(shape) < 0.15, special, normal * case.spread)
         case "underflow":
             # To both sides of the edge, in ulps.
-            low = _LOWEST + rng.integers(-1, 2, shape) * np.spacing(_LOWEST)
+            low = _LOWEST + rng.choice((-1, 0, 0, 1), shape) * np.spacing(_LOWEST)
             return np.where(rng.random(shape) < 0.5, 0.0, low)
         case "huge":
             return np.sign(normal) * np.float64(np.finfo(np.float32).max) * rng.random(shape) ** 8

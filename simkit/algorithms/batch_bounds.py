@@ -1,7 +1,7 @@
 """Error bounds of batched attention: what its kernels round, and bounds for a problem and a plan.
 
-Each work item leaves a state, by `softmax_bounds`; those of a split plan are merged, by
-`merge_bounded`. On the way from Q and K to logits
+Each work item leaves a state, by `softmax_bounds`; the states of a query are merged, by
+`merge_bounded`, which leaves a lone one as it is. On the way from Q and K to logits
 
 - FP8 K and V are decoded exactly; their scales are a factor of the logits and of the output.
 - Rotated vectors are rounded to elements. Which element is known from the exact rotation, but for
@@ -14,6 +14,7 @@ which they see nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from simkit.algorithms.batch_arithmetic import KEY_TILE, WARP_ROWS, WARPS
 from simkit.algorithms.batch_attention import Units, check_plan, problem_batch
 from simkit.algorithms.batch_problem import BatchProblem
+from simkit.algorithms.cascade_attention import Level, check_levels
 from simkit.algorithms.elements import BF16, DECODE, ENCODE, F16, TENSOR_CORE_KIND
 from simkit.algorithms.variant import Place, exact_rotate, soft_cap_inverse
 from simkit.errors import ShapeError
@@ -64,24 +66,53 @@ def batch_bounds(problem: BatchProblem, plan: Plan, arch: str, units: Units) -> 
 
     Where the reference is NaN or infinite they are finite and mean nothing; elements of K and V
     that are not finite count as 0, and results that overflow are outside of all bounds. Errors:
-    those of `check_plan`; `ShapeError` for a user's variant with a transform of logits or outputs,
-    of which nothing follows. Its mask may be any.
+    those of `check_plan`; `ShapeError` for a problem that has none (`has_bounds`).
+    """
+    states = batch_states(problem, plan, arch, units)
+    return _merged(states, problem)
+
+
+def cascade_bounds(levels: Sequence[Level], arch: str) -> BatchBounds:
+    """Bounds of `cascade_attention`, on tensor cores, against attention without a cascade.
+
+    Errors: those of `check_levels` and `batch_bounds`.
+    """
+    check_levels(levels)
+    states = [
+        state
+        for level in levels
+        for state in batch_states(level.problem, level.plan, arch, "tensor_cores")
+    ]
+    return _merged(states, levels[0].problem)
+
+
+def _merged(states: Sequence[BoundedState], problem: BatchProblem) -> BatchBounds:
+    found = merge_bounded(states, dtype=problem.q.dtype)
+    return BatchBounds(found.o_error, found.lse_error)
+
+
+def batch_states(
+    problem: BatchProblem, plan: Plan, arch: str, units: Units
+) -> tuple[BoundedState, ...]:
+    """The states that a launch leaves, in float32, for each chunk of keys: [rows, heads, ...],
+    without keys for queries that have fewer chunks. Errors: as `batch_bounds`.
     """
     check_plan(problem, plan, units)
-    user = problem.variant.user
-    if user is not None and (user.logit is not None or user.output is not None):
+    if not has_bounds(problem):
+        assert problem.variant.user is not None
         raise ShapeError(
-            f"no bound follows for the variant {user.name!r}: it transforms "
-            f"{'outputs' if user.logit is None else 'logits'} by a function of the user's"
+            f"no bound follows for the variant {problem.variant.user.name!r}: it transforms logits "
+            f"or outputs by functions of the user's"
         )
     with np.errstate(all="ignore"):
         states = _item_states(problem, plan, batch_arithmetic(problem, plan.tile_q, arch, units))
-        states = _scaled(states, problem.v_scale)
-        if plan.is_split:
-            states = merge_bounded(_by_chunk(states, plan), dtype=problem.q.dtype)
-            return BatchBounds(states.o_error, states.lse_error)
-        stored = rounded_error(states.o, states.o_error, *ROUNDINGS[problem.q.dtype])
-        return BatchBounds(_present(states, stored), states.lse_error)
+    return _by_chunk(_scaled(states, problem.v_scale), plan)
+
+
+def has_bounds(problem: BatchProblem) -> bool:
+    """Whether bounds follow: not from a user's functions of logits or outputs. Masks may be any."""
+    user = problem.variant.user
+    return user is None or (user.logit is None and user.output is None)
 
 
 def batch_arithmetic(
@@ -131,10 +162,8 @@ def batch_arithmetic(
 def _item_states(
     problem: BatchProblem, plan: Plan, arithmetic: AttentionArithmetic
 ) -> BoundedState:
-    """The states that the items leave, in the rows of the plan's partial states or in those of O;
-    [rows, heads, ...], unscaled and in float32.
-    """
-    shape = (plan.partial_rows if plan.is_split else problem.rows, problem.heads)
+    """The states of the items [partial rows, heads, ...], in the plan's order, unscaled."""
+    shape = (int(plan.o_indptr[-1]), problem.heads)
     states = BoundedState(
         np.zeros((*shape, problem.dv)), np.full(shape, -np.inf),
         np.zeros((*shape, problem.dv)), np.zeros(shape),
@@ -156,9 +185,9 @@ def _parts(state: BoundedState) -> tuple[Float64Array, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """An item's packed rows that exist: ``packed`` and ``row`` (the query) [rows], ``head`` and
-    ``target`` (the row of its state) [kv_heads, rows]; its ``keys``, and whether it is the
-    ``first`` chunk.
+    """An item's packed rows that exist: ``packed``, ``row`` (the query) and ``target`` (where its
+    state goes) [rows], ``head`` [kv_heads, rows]; its ``keys``, and whether they are the first
+    chunk.
     """
 
     request: int
@@ -177,12 +206,8 @@ class _Rows:
         packed = np.arange(start, stop)
         row, in_group = np.divmod(packed, problem.group)
         head = np.arange(problem.kv_heads)[:, None] * problem.group + in_group
-        target = problem.queries.rows(request).start + row
-        if plan.is_split:
-            target = plan.o_indptr[request] + row * plan.chunks[request] + chunk
-        return cls(
-            request, packed, row, head, np.broadcast_to(target, head.shape), keys, chunk == 0
-        )
+        target = plan.o_indptr[request] + row * plan.chunks[request] + chunk
+        return cls(request, packed, row, head, target, keys, chunk == 0)
 
     def place(self, problem: BatchProblem) -> Place:
         """Pairs with the keys: [kv_heads, rows, keys]."""
@@ -297,8 +322,8 @@ def _item_state(
         visible = np.concatenate((np.ones(column.shape, np.bool_), visible), axis=-1)
         v = np.concatenate((np.zeros_like(v, shape=(len(v), 1, v.shape[-1])), v), axis=1)
     # Rows with a NaN or +inf are NaN, exactly, and -inf is as good as hidden.
-    undefined = (visible & ~np.isneginf(value) & ~np.isfinite(value)).any(axis=-1, keepdims=True)
-    visible = visible & np.isfinite(value) & ~undefined
+    defined = (~visible | (value < np.inf)).all(axis=-1, keepdims=True)
+    visible = visible & np.isfinite(value) & defined
     exact_factor = (1.0 if problem.variant.transforms_logits else scale) / LOG_2
     return softmax_bounds(
         Logits(_finite(value), np.where(visible, error, 0.0), visible),
@@ -358,24 +383,14 @@ def _product_roundoff(factor: np.float32, exact: float) -> float:
 
 
 def _scaled(states: BoundedState, v_scale: float) -> BoundedState:
-    """Outputs times ``v_scale``: a product by 1 is exact."""
-    if v_scale == 1.0:
-        return states
+    """Outputs times ``v_scale``: a product by 1 or 0 is exact."""
     o, error = states.o * v_scale, states.o_error * abs(v_scale)
-    if v_scale:
+    if v_scale not in (0.0, 1.0):
         error = rounded_error(o, error, _product_roundoff(np.float32(v_scale), v_scale))
-    return BoundedState(o, states.lse, _present(states, error), states.lse_error)
+    return BoundedState(o, states.lse, error, states.lse_error)
 
 
-def _present(states: BoundedState, error: Float64Array) -> Float64Array:
-    """Errors of outputs, which are exact zeros where a state is without keys."""
-    return np.where(np.isneginf(states.lse)[..., None], 0.0, error)
-
-
-def _by_chunk(states: BoundedState, plan: Plan) -> list[BoundedState]:
-    """Partial states as [rows, heads, ...] for each chunk; rows that have fewer than others get
-    states without keys.
-    """
+def _by_chunk(states: BoundedState, plan: Plan) -> tuple[BoundedState, ...]:
     counts = np.diff(plan.merge_indptr)
     found = []
     for chunk in range(int(counts.max(initial=1))):
@@ -384,4 +399,4 @@ def _by_chunk(states: BoundedState, plan: Plan) -> list[BoundedState]:
         o, lse, o_error, lse_error = (part[index] for part in _parts(states))
         lse = np.where(missing[:, None], -np.inf, lse)
         found.append(BoundedState(o, lse, o_error, lse_error))
-    return found
+    return tuple(found)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from simkit.algorithms.heads import to_bf16, to_float32
-from simkit.algorithms.problem import BF16
+from simkit.algorithms.elements import BF16, DECODE, ENCODE, F32
 from simkit.algorithms.softmax import softmax_output
 from simkit.algorithms.tiles import tile_count
 from simkit.errors import DtypeError, ShapeError
@@ -28,29 +27,16 @@ from simkit.machine.memory import WARP_LANES, Tensor
 from simkit.numerics.arrays import Float32Array
 from simkit.numerics.exp2 import LN2, LOG2E, exp2, log2
 from simkit.numerics.fma import fma
-from simkit.numerics.formats import decode_f16, encode_f16
 from simkit.numerics.minmax import fmax_ptx
 from simkit.numerics.scalar import add, multiply, subtract
 
 Array = NDArray[Any]
 
-F32, F16 = np.dtype(np.float32), np.dtype(np.float16)
 THREADS = 128
 PAIRS_PER_CTA = 4  # a warp merges the states of one head of one row, a pair
 HEAD_DIM_STEP, MAX_HEAD_DIM = 64, 1024
 """Head dimensions are multiples of 64, for a lane has pairs of values."""
 _ACCESS_BYTES = 16  # the most that a lane moves at once
-
-_DECODE: dict[np.dtype[Any], Callable[[Array], Float32Array]] = {
-    F32: lambda x: x,
-    BF16: to_float32,
-    F16: lambda x: decode_f16(x.view(np.uint16)),
-}
-_ENCODE: dict[np.dtype[Any], Callable[[Float32Array], Array]] = {
-    F32: lambda x: x,
-    BF16: to_bf16,
-    F16: lambda x: encode_f16(x).view(np.float16),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +302,7 @@ def _place_copy(machine: Machine, name: str, values: Array) -> Tensor:
 
 def _allocate(machine: Machine, shape: tuple[int, ...], dtype: DTypeLike) -> _Placed:
     wanted = np.dtype(dtype)
-    if wanted not in _ENCODE:
+    if wanted not in ENCODE:
         raise DtypeError(f"o is stored as float32, bfloat16 or float16, not {wanted}")
     return _Placed(
         machine.allocate("o", shape, wanted), machine.allocate("lse", shape[:-1], np.float32)
@@ -370,7 +356,7 @@ class _Launch:
         if present is None:
             present = ~np.isneginf(lse)
         o = self._load_present(states, present)
-        return State(_DECODE[o.dtype](o) if self.machine.is_device else o, lse)
+        return State(DECODE[o.dtype](o) if self.machine.is_device else o, lse)
 
     def _load_present(self, states: _Placed, present: NDArray[np.bool_]) -> Array:
         vector = self.values * states.o.dtype.itemsize
@@ -407,12 +393,12 @@ class _Launch:
         """One lane of a warp writes its LSE."""
         o, lse = (None, None) if result is None else (result.o, result.lse)
         if o is not None and self.machine.is_device:
-            o = _ENCODE[target.o.dtype](o)
+            o = ENCODE[target.o.dtype](o)
         self.cta.store(target.o[target.rows], o, self.values * target.o.dtype.itemsize)
         self.cta.store(target.lse[target.rows], lse, 4, lanes=1)
 
 
-def _check_state(o: Array, lse: Array, dtypes: Sequence[np.dtype[Any]] = tuple(_DECODE)) -> None:
+def _check_state(o: Array, lse: Array, dtypes: Sequence[np.dtype[Any]] = tuple(ENCODE)) -> None:
     if o.dtype not in dtypes:
         raise DtypeError(f"o must be {' or '.join(map(str, dtypes))}, got {o.dtype}")
     if lse.dtype != F32:

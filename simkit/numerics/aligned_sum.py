@@ -101,6 +101,20 @@ def prepare(x: Float32Array, core: TensorCore) -> Operand:
     return Operand.of(x, exponents)
 
 
+def rows_with_terms(a: Operand, b: Operand, core: TensorCore) -> NDArray[np.bool_] | None:
+    """Which rows of ``a`` [M, K, *batch] are not zero throughout; None if all of them are not.
+
+    None also where a row of zeros may change the accumulator: if ``b`` is not finite, or the sum
+    keeps fewer bits than the accumulator has.
+    """
+    exact = core.fraction_bits >= 23 and core.output_bits == 23 and not core.rounds_to_nearest
+    if a.bottom > _NO_TERM or b.top == _NOT_FINITE_EXPONENT or not exact:
+        return None
+    largest = a.exponents.max(axis=tuple(range(1, a.exponents.ndim)), initial=_OF_ZERO)
+    found = np.asarray(largest > _NO_TERM)
+    return None if found.all() else found
+
+
 def accumulate(a: Operand, b: Operand, c: Float32Array, core: TensorCore) -> Float32Array:
     """`dot_accumulate` of so few rows that the temporaries stay in the cache."""
     work = _pool.of_shape(c.shape)

@@ -24,12 +24,16 @@ most u times its result. The relative error of a weight is carried as a logarith
 
 5. FP8 (`e4m3_error`). Rounding to the nearest errs by half the spacing at the value.
 
+6. Soft caps (`tanh_error`). tanh is a quotient of 1 -+ e, whose error is that of e and absolute.
+   What its argument is off by passes on by the derivative, 1 - tanh^2.
+
 Results that overflow are outside of all bounds. `simkit.numerics.attention_bounds` puts the parts
 together. Source of the method: Higham, "Accuracy and Stability of Numerical Algorithms", 3.3.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +43,7 @@ from numpy.typing import NDArray
 
 from simkit.errors import DtypeError, ShapeError
 from simkit.numerics.arrays import Float64Array
-from simkit.numerics.exp2 import LN2
+from simkit.numerics.exp2 import LN2, LOG2E
 from simkit.numerics.online_softmax import OnlineSoftmax
 from simkit.numerics.tensor_core import TensorCore
 
@@ -66,6 +70,8 @@ SUBNORMAL_STEP = 2.0**-149
 
 LOG_2 = float(np.log(2.0))
 _LN2_ERROR = abs(float(LN2) / LOG_2 - 1.0)
+LOG2E_ERROR = abs(float(LOG2E) * LOG_2 - 1.0)
+"""Relative error of the float32 number that stands for log2(e)."""
 
 # A weight that is off by more may as well be anything: only the bounds that need no weights are
 # left. The number stands for "any", finite so that it can be multiplied by zero.
@@ -84,72 +90,112 @@ def log2_error(value: Float64Array) -> Float64Array:
     return U32 * (size + 3.5 * np.minimum(size, 0.5))
 
 
+def rounded_error(value: Any, error: Any, roundoff: float, step: float = SUBNORMAL_STEP) -> Any:
+    """Error of a result that is rounded once more: by ``roundoff`` of it, and ``step`` below the
+    normal range. ``value``: exact; ``error``: before.
+    """
+    return error + roundoff * (np.abs(value) + error) + step
+
+
 def dot_error(
     a: Float64Array,
     b: Float64Array,
     core: TensorCore | None,
     *,
     significand_bits: int = 8,
+    a_error: Float64Array | None = None,
     b_error: Float64Array | None = None,
 ) -> Float64Array:
-    """Error of ``a @ b.T`` against exact arithmetic, [M, N], on finite ``a`` [M, K], ``b`` [N, K].
+    """Error of ``a @ b.T`` against exact arithmetic, [..., M, N], on finite ``a`` [..., M, K],
+    ``b`` [..., N, K].
 
     ``core`` None: a chain of float32 multiply-adds; otherwise steps of that tensor core on inputs
-    of ``significand_bits`` (8 is bfloat16). ``b_error`` [N, K]: how far the computed b may be from
-    ``b``. Includes the error of the same product in float64. Errors: `ShapeError`, `DtypeError`
-    for a tensor core whose accumulator is not a term of float32.
+    of ``significand_bits`` (8 is bfloat16). ``a_error``, ``b_error``, like ``a`` and ``b``: how far
+    the computed ones may be from them. Includes the error of the same product in float64. Errors:
+    `ShapeError`, `DtypeError` for a tensor core whose accumulator is not a term of float32.
     """
-    spread = np.zeros_like(b) if b_error is None else b_error
-    if a.shape[1:] != b.shape[1:] or spread.shape != b.shape:
+    a_spread, b_spread = (
+        np.zeros_like(x) if error is None else error for x, error in ((a, a_error), (b, b_error))
+    )
+    if (
+        (*a.shape[:-2], a.shape[-1]) != (*b.shape[:-2], b.shape[-1])
+        or (a_spread.shape, b_spread.shape) != (a.shape, b.shape)
+    ):  # fmt: skip
         raise ShapeError(
-            f"a [M, K], b [N, K] and b_error like b must agree, got {a.shape}, {b.shape}, "
-            f"{spread.shape}"
+            f"a [..., M, K], b [..., N, K] and their errors must agree, got {a.shape}, {b.shape}, "
+            f"{a_spread.shape}, {b_spread.shape}"
         )
-    magnitude = np.abs(a) @ (np.abs(b) + spread).T
-    error = np.abs(a) @ spread.T + a.shape[1] * U64 * magnitude
-    if core is None:
-        return _chain_error(a, b, error)
-    _check_core(core)
-    return _steps_error(a, b, spread, error, core, significand_bits)
+    if core is not None:
+        _check_core(core)
+    most = np.abs(a) + a_spread, np.abs(b) + b_spread
+    error = _product(most[0], b_spread) + _product(a_spread, np.abs(b))
+    error += a.shape[-1] * U64 * _product(*most)
+    row_sizes, column_sizes = (_sizes(x, core) for x in most)
+    # A few rows at a time: what there is of them stays in the cache.
+    count = max(1, _AT_ONCE // max(1, math.prod(b.shape[:-1])))
+    for start in range(0, a.shape[-2], count):
+        own = slice(start, start + count)
+        rows = (..., own, slice(None))
+        if core is None:
+            error[rows] = _chain_error(a[rows], b, error[rows])
+        else:
+            error[rows] = _steps_error(
+                a[rows], b, row_sizes[..., own], column_sizes, error[rows], core, significand_bits
+            )
+    return error
+
+
+_AT_ONCE = 1 << 14
+
+
+def _product(a: Float64Array, b: Float64Array) -> Float64Array:
+    return np.asarray(a @ b.swapaxes(-1, -2))
 
 
 def _chain_error(a: Float64Array, b: Float64Array, error: Float64Array) -> Float64Array:
     partial = np.zeros_like(error)
-    for k in range(a.shape[1]):
-        partial += np.multiply.outer(a[:, k], b[:, k])
+    for k in range(a.shape[-1]):
+        partial += a[..., :, None, k] * b[..., None, :, k]
         # |computed| <= |exact| + error, and the error of the product is in ``error`` from the start
         error = error + U32 * (np.abs(partial) + error) / (1 - U32) + SUBNORMAL_STEP
     return error
 
 
+def _sizes(most: Float64Array, core: TensorCore | None) -> Float64Array:
+    """Magnitudes [..., K] as terms have them, [K, ...]: a subnormal input of a tensor core has the
+    exponent of the smallest normal number.
+    """
+    least = 0.0 if core is None else 2.0**core.input_min_exponent
+    sizes = np.where(most == 0, 0.0, np.maximum(most, least))
+    return np.ascontiguousarray(np.moveaxis(sizes, -1, 0))
+
+
 def _steps_error(
     a: Float64Array,
     b: Float64Array,
-    b_error: Float64Array,
+    rows: Float64Array,
+    columns: Float64Array,
     error: Float64Array,
     core: TensorCore,
     significand_bits: int,
 ) -> Float64Array:
-    # A subnormal input has the exponent of the smallest normal number.
-    least = 2.0**core.input_min_exponent
-    rows, columns = (
-        np.where(x == 0, 0.0, np.maximum(x, least)) for x in (np.abs(a), np.abs(b) + b_error)
-    )
+    """``rows`` [K, ..., M], ``columns`` [K, ..., N]: `_sizes` of a and b."""
     # The last bit of a product is 2 (bits - 1) below its exponent, which is at most 2 below its
     # logarithm: products of this part of the largest magnitude, or more, are not truncated.
     exact_from = 2.0 ** (2 * significand_bits - core.fraction_bits)
     result_roundoff = 2.0**-core.output_bits
     partial = np.zeros_like(error)
-    for start in range(0, a.shape[1], core.terms):
-        step = range(start, min(start + core.terms, a.shape[1]))
-        products = [np.multiply.outer(rows[:, k], columns[:, k]) for k in step]
+    for start in range(0, a.shape[-1], core.terms):
+        step = slice(start, start + core.terms)
+        products = rows[step][..., :, None] * columns[step][..., None, :]
         largest = np.maximum(np.abs(partial) + error, 2.0**core.min_exponent)
-        for product in products:
-            np.maximum(largest, product, out=largest)
-        inexact = np.ones_like(error)  # the accumulator
-        for product in products:
-            inexact += (product > 0) & (product < exact_from * largest)
-        partial += a[:, start : step.stop] @ b[:, start : step.stop].T
+        np.maximum(largest, products.max(axis=0), out=largest)
+        # What is truncated: the accumulator, and small products, but those that are 0.
+        small = (products < exact_from * largest).view(np.uint8).sum(axis=0, dtype=np.uint8)
+        nonzero = (np.moveaxis(np.sign(x[step]), 0, -1) for x in (rows, columns))
+        zero = len(products) - _product(*nonzero)
+        inexact = 1 + small - zero
+        partial += _product(a[..., step], b[..., step])
         error = error + inexact * largest * 2.0**-core.fraction_bits
         error = error + (np.abs(partial) + error) * result_roundoff + SUBNORMAL_STEP
     return error
@@ -177,22 +223,22 @@ def product_roundoff(core: TensorCore, keys: int) -> tuple[float, float]:
 
 
 def largest_weights(p: Float64Array, eta: Float64Array) -> Float64Array:
-    """The most that each normalised weight can be, [M, N], if each is off by exp(+-``eta``).
+    """The most that each normalised weight can be, [..., N], if each is off by exp(+-``eta``).
 
-    ``p`` [M, N]: exact weights, rows of sum 1 (or 0: nothing visible). Rows in which a weight may
+    ``p`` [..., N]: exact weights, rows of sum 1 (or 0: nothing visible). Rows in which a weight may
     be anything have bounds that exceed all others.
     """
     low, high = np.exp(-np.minimum(eta, _LARGEST_LOG)), np.exp(np.minimum(eta, _LARGEST_LOG))
-    least = (p * low).sum(axis=1, keepdims=True)
+    least = (p * low).sum(axis=-1, keepdims=True)
     most = p * high / np.where(least > 0, least, 1.0)
-    return np.where((eta >= _LARGEST_LOG).any(axis=1, keepdims=True), _ANY, most)
+    return np.where((eta >= _LARGEST_LOG).any(axis=-1, keepdims=True), _ANY, most)
 
 
 def weight_error(p: Float64Array, eta: Float64Array) -> Float64Array:
-    """Error of normalised weights [M, N], ``p`` and ``eta`` as in `largest_weights`: both ends of
+    """Error of normalised weights [..., N], ``p`` and ``eta`` as in `largest_weights`: both ends of
     p f / sum(p f).
     """
-    greatest = (p * np.exp(np.minimum(eta, _LARGEST_LOG))).sum(axis=1, keepdims=True)
+    greatest = (p * np.exp(np.minimum(eta, _LARGEST_LOG))).sum(axis=-1, keepdims=True)
     lowest = p * np.exp(-eta) / np.where(greatest > 0, greatest, 1.0)
     return np.minimum(np.maximum(largest_weights(p, eta) - p, p - lowest), 1.0)
 
@@ -200,17 +246,19 @@ def weight_error(p: Float64Array, eta: Float64Array) -> Float64Array:
 def average_error(
     p: Float64Array, eta: Float64Array, v: Float64Array, visible: NDArray[np.bool_]
 ) -> Float64Array:
-    """How far averages of ``v`` [N, dv] can move, [M, dv], when weights are off by exp(+-eta).
+    """How far averages of ``v`` [..., N, dv] can move, [..., M, dv], when weights are off by
+    exp(+-eta).
 
-    ``p``, ``eta`` [M, N] as in `largest_weights`; ``visible`` [M, N]: the values of the average.
+    ``p``, ``eta`` [..., M, N] as in `largest_weights`; ``visible`` [..., M, N]: the values of the
+    average.
     """
     moved = largest_weights(p, eta) * -np.expm1(-eta)
     average = p @ v
     error = np.zeros_like(average)
-    for column in range(v.shape[1]):
-        distance = np.abs(v[None, :, column] - average[:, column, None]) * visible
-        largest = distance.max(axis=1, initial=0.0)
-        error[:, column] = np.minimum((moved * distance).sum(axis=1), largest)
+    for row in np.ndindex(p.shape[:-1]):
+        own = visible[row]
+        distance = np.abs(v[row[:-1]][own] - average[row])
+        error[row] = np.minimum(moved[row][own] @ distance, distance.max(axis=0, initial=0.0))
     return error
 
 
@@ -226,12 +274,12 @@ def quotient_error(quotient: Any, numerator: Any, denominator: Any) -> Any:
 
 
 def log_sum_error(p: Float64Array, eta: Float64Array) -> Float64Array:
-    """|ln| of the factor by which a sum of weights is off, [M]; ``p``, ``eta`` [M, N]."""
-    worst = np.where(p > 0, eta, 0.0).max(axis=1, initial=0.0)
+    """|ln| of the factor by which a sum of weights is off, [...]; ``p``, ``eta`` [..., N]."""
+    worst = np.where(p > 0, eta, 0.0).max(axis=-1, initial=0.0)
     capped = np.minimum(eta, _LARGEST_LOG)
-    logarithm = np.log1p((p * np.expm1(capped)).sum(axis=1))
-    anything = (eta >= _LARGEST_LOG).any(axis=1)
-    return np.where(anything, eta.max(axis=1, initial=0.0), np.minimum(logarithm, worst))
+    logarithm = np.log1p((p * np.expm1(capped)).sum(axis=-1))
+    anything = (eta >= _LARGEST_LOG).any(axis=-1)
+    return np.where(anything, eta.max(axis=-1, initial=0.0), np.minimum(logarithm, worst))
 
 
 def lse_error(
@@ -316,6 +364,24 @@ def _merged_output_error(
     size = np.abs(p @ v)
     error = quotient_error(size + moved, numerator, sums) + moved
     return np.asarray(error + U32 * (size + error) + SUBNORMAL_STEP)
+
+
+def tanh_error(x: Float64Array, x_error: Float64Array) -> Float64Array:
+    """Error of the kernels' tanh, any shape: (1 - e) / (1 + e) with e = 2^(-2 log2(e) |x|).
+
+    ``x``: exact arguments, ``x_error``: what the computed ones are off by. An e that is off by a
+    factor within exp(+-f) moves the quotient by 2 e (exp(f) - 1) / (1 + e)^2 at most; sum,
+    difference and quotient round.
+    """
+    least, most = np.maximum(np.abs(x) - x_error, 0.0), np.abs(x) + x_error
+    # Of the exponent: its factor and its product. Where 1e6 is exceeded e is 0 in any case.
+    exponent = (1 + LOG2E_ERROR) * (1 + U32) - 1
+    f = 2 * exponent * np.minimum(most, 1e6) + EXP2_LOG_ERROR
+    e = np.exp(-2 * least)
+    moved = 2 * e * np.expm1(f) / ((1 + e) * (1 + e * np.exp(-f))) + 2 * FLUSHED
+    passed = np.minimum(x_error * (1 - np.tanh(least) ** 2), 2.0)
+    roundings = (1 + U32) ** 2 / (1 - U32) - 1
+    return np.asarray(passed + rounded_error(np.tanh(most), moved, roundings + 4 * U64))
 
 
 def e4m3_error(x: Float64Array, scale: Float64Array, *, exact_scale: bool = True) -> Float64Array:

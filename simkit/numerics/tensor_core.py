@@ -174,6 +174,16 @@ def dot_accumulate(
 def _chained(a: Operand, b: Operand, c: Float32Array, core: TensorCore) -> Float32Array:
     if matrix_sum.fits(a, b, c, core):
         return matrix_sum.accumulate(a, b, c, core)
+    has_terms = aligned_sum.rows_with_terms(a, b, core)
+    if has_terms is not None:
+        # Zeros leave the accumulator as it is: tiles are often filled up with rows of them.
+        with np.errstate(invalid="ignore"):
+            result = np.add(c, np.float32(0))
+        np.copyto(result, CANONICAL_NAN, where=np.isnan(result))
+        if has_terms.any():
+            left = a.part(has_terms, slice(None))
+            result[has_terms] = _chained(left, b, c[has_terms], core)
+        return result
     rows = max(1, aligned_sum.PIECE // max(1, math.prod(c.shape[1:])))
     if len(c) <= rows:
         return aligned_sum.accumulate(a, b, c, core)

@@ -149,6 +149,8 @@ __device__ __forceinline__ void batch_attention(const BatchArguments& a, const Q
   const int first_packed = q_tile * TILE_Q;
   const int first_row = first_packed / group;
   const int last_row = min((first_packed + TILE_Q - 1) / group, q_len - 1);
+  // Rows that fill up the tile see nothing: they weigh nothing, and cost an emulator nothing.
+  const bool is_full = first_packed + TILE_Q <= q_len * group;
   const VariantArguments& variant = a.variant;
 
   const unsigned char* custom_mask = nullptr;
@@ -257,7 +259,7 @@ __device__ __forceinline__ void batch_attention(const BatchArguments& a, const Q
     if (kPrepares) __syncthreads();
 
     const int end_key = first_key + kKeyTile;
-    const bool sees_all = !CUSTOM_MASK && !USER_VARIANT && end_key <= stop &&
+    const bool sees_all = !CUSTOM_MASK && !USER_VARIANT && is_full && end_key <= stop &&
                           end_key <= first_band.end && first_key >= last_band.first;
     const Step step = {tiles_memory, key_tile, value_tile, rows,  custom_bits, variant,
                        request,      q_len,    kv_len,     first_row, first_key, stop,

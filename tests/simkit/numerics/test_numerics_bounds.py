@@ -20,12 +20,15 @@ from simkit.algorithms.error_bounds import (
     flash_attention_arithmetic,
     problem_bounds,
 )
+from simkit.algorithms.fma_chain import fma_chain
 from simkit.algorithms.problem import AttentionProblem, attention_reference
+from simkit.algorithms.variant import tanh
 from simkit.errors import DtypeError, ShapeError
 from simkit.machine.machine import Machine
-from simkit.numerics.attention_bounds import attention_bounds
+from simkit.numerics.attention_bounds import Logits, attention_bounds, softmax_bounds
 from simkit.numerics.bounds import (
     EXP2_ERROR,
+    EXP2_LOG_ERROR,
     U32,
     average_error,
     dot_error,
@@ -34,13 +37,20 @@ from simkit.numerics.bounds import (
     log_sum_error,
     merge_bounds,
     product_roundoff,
+    tanh_error,
     weight_error,
 )
 from simkit.numerics.exp2 import exp2, log2
 from simkit.numerics.fma import fma
 from simkit.numerics.formats import decode_e4m3, encode_e4m3, round_bf16
+from simkit.numerics.merge_state_bounds import BoundedState
 from simkit.numerics.online_softmax import OnlineSoftmax
-from simkit.numerics.tensor_core import TENSOR_CORES, dot_accumulate, warp_tensor_core
+from simkit.numerics.tensor_core import (
+    TENSOR_CORES,
+    TensorCore,
+    dot_accumulate,
+    warp_tensor_core,
+)
 
 PROBLEM = AttentionProblem.random(np.random.default_rng(3), q_len=40, kv_len=200, d=64)
 
@@ -107,10 +117,41 @@ def test_dot_error_of_subnormal_inputs() -> None:
     assert ratio(found, a @ b.T, dot_error(a, b, core)) <= 1
 
 
+@pytest.mark.parametrize("core", [None, TENSOR_CORES["sm_90", "bf16"]])
+def test_dot_error_of_operands_that_are_off(core: TensorCore | None) -> None:
+    """Both operands at the end of what they may be, zeros among them, for several matrices."""
+    rng = np.random.default_rng(4)
+    a, b = (np.abs(bf16(rng, 3, 5, 32)) for _ in range(2))
+    b[..., ::3] = 0
+    moved_a, moved_b = (
+        round_bf16(x * np.float32(1 + 2.0**-6) + np.float32(2.0**-6)) for x in (a, b)
+    )
+    exact = [x.astype(np.float64) for x in (a, b)]
+    errors = [
+        moved.astype(np.float64) - x for moved, x in zip((moved_a, moved_b), exact, strict=True)
+    ]
+    bound = dot_error(*exact, core, a_error=errors[0], b_error=errors[1])
+    for index in range(3):
+        left, right = moved_a[index], np.ascontiguousarray(moved_b[index].T)
+        zero = np.zeros((5, 5), np.float32)
+        if core is None:
+            found = fma_chain(left, right, zero)
+        else:
+            found = dot_accumulate(left, right, zero, core)
+        one, other = (x[index] for x in exact)
+        assert 0.99 < ratio(found, one @ other.T, bound[index]) <= 1
+        alone = dot_error(one, other, core, a_error=errors[0][index], b_error=errors[1][index])
+        np.testing.assert_allclose(bound[index], alone, rtol=1e-12)
+
+
 def test_dot_error_refuses() -> None:
     x = np.ones((2, 32))
     with pytest.raises(ShapeError, match=r"\(2, 32\)"):
         dot_error(x, np.ones((2, 16)), None)
+    with pytest.raises(ShapeError, match=r"\(2, 16\)"):
+        dot_error(x, x, None, a_error=np.ones((2, 16)))
+    with pytest.raises(ShapeError, match=r"\(3, 2, 32\)"):
+        dot_error(np.ones((3, 2, 32)), x, None)
     with pytest.raises(DtypeError, match="accumulator"):
         dot_error(x, x, warp_tensor_core("sm_90", "e4m3", 32))
     with pytest.raises(DtypeError, match="accumulator"):
@@ -145,6 +186,23 @@ def test_weights_that_may_be_anything_leave_the_range_of_values() -> None:
     assert average_error(p, eta, v, visible).tolist() == [[3.0]]
     assert weight_error(p, eta).tolist() == [[1.0, 1.0]]
     assert log_sum_error(p, eta).tolist() == [1e4]
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.3, 3, 50, 1e8])
+def test_tanh_is_within_its_bound(size: float) -> None:
+    """Of exact arguments, and of arguments that are off, whose error passes on by the slope."""
+    rng = np.random.default_rng(7)
+    x = rng.uniform(-size, size, 100_000).astype(np.float32)
+    true = np.tanh(x.astype(np.float64))
+    worst = ratio(tanh(x), true, tanh_error(x, np.zeros_like(x)))
+    assert (0.3 if size <= 50 else 0) <= worst <= 1
+    off = (x + size * 1e-3 * rng.choice((-1.0, 1.0), x.shape)).astype(np.float32)
+    x_error = np.abs(off.astype(np.float64) - x)
+    bound = tanh_error(x.astype(np.float64), x_error)
+    assert ratio(tanh(off), true, bound) <= 1
+    near = np.abs(x) < 2
+    if near.any() and size <= 3:
+        assert ratio(tanh(off[near]), true[near], bound[near]) > 0.9
 
 
 def test_e4m3_error_against_ml_dtypes() -> None:
@@ -283,6 +341,80 @@ def test_bounds_of_rows_without_keys_and_of_nothing() -> None:
     assert not nothing.o.any()
     with pytest.raises(ShapeError, match=r"visible must be \[2, 3\]"):
         attention_bounds(q, k, k, scale=1, visible=visible.T, arithmetic=arithmetic)
+
+
+def random_logits(seed: int, *shape: int) -> Logits:
+    rng = np.random.default_rng(seed)
+    value = rng.normal(0, 3, shape)
+    return Logits(value, rng.uniform(0, 1e-4, shape), rng.random(shape) < 0.8)
+
+
+def test_softmax_bounds_of_several_heads_are_those_of_each() -> None:
+    logits, v = random_logits(8, 3, 6, 150), np.random.default_rng(8).standard_normal((3, 150, 16))
+    arithmetic = flash_attention_arithmetic(PROBLEM, "sm_90")
+    together = softmax_bounds(logits, v, arithmetic=arithmetic, factor_error=1e-7)
+    for head in range(3):
+        one = Logits(logits.value[head], logits.error[head], logits.visible[head])
+        alone = softmax_bounds(one, v[head], arithmetic=arithmetic, factor_error=1e-7)
+        for name in ("o", "lse", "o_error", "lse_error"):
+            np.testing.assert_allclose(
+                getattr(together, name)[head], getattr(alone, name), rtol=1e-12, err_msg=name
+            )
+
+
+def test_softmax_bounds_are_those_of_attention() -> None:
+    """Without masks: the same state, the same bounds."""
+    q, k, v = (x[0, :, 0].astype(np.float64) for x in (PROBLEM.q, PROBLEM.k, PROBLEM.v))
+    arithmetic = flash_attention_arithmetic(PROBLEM, "sm_90")
+    visible = np.ones((len(q), len(k)), np.bool_)
+    bounds = attention_bounds(
+        q, k, v, scale=PROBLEM.scale, visible=visible, arithmetic=arithmetic
+    )  # fmt: skip
+    error = PROBLEM.scale * dot_error(q, k, arithmetic.score_core)
+    state = softmax_bounds(
+        Logits(PROBLEM.scale * (q @ k.T), error, visible),
+        v,
+        arithmetic=arithmetic,
+        factor_error=abs(float(PROBLEM.scale_log2) / PROBLEM.scale * np.log(2) - 1),
+    )
+    o, lse = attention_reference(PROBLEM)
+    np.testing.assert_allclose(state.o, o[0, :, 0], atol=1e-12)
+    np.testing.assert_allclose(state.lse, lse[0, 0], rtol=1e-12)
+    np.testing.assert_allclose(state.o_error, bounds.o, rtol=1e-9)
+    np.testing.assert_allclose(state.lse_error, bounds.lse, rtol=1e-9)
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    """It differs from a key by the exponential, which it has not."""
+    logits, v = random_logits(9, 4, 100), np.random.default_rng(9).standard_normal((100, 8))
+    logits.error[:, 0], logits.visible[:, 0], v[0] = 0, True, 0
+    arithmetic = flash_attention_arithmetic(PROBLEM, "sm_90")
+
+    def state(keys: int, sink: bool) -> BoundedState:
+        part = Logits(*(x[:, :keys] for x in (logits.value, logits.error, logits.visible)))
+        return softmax_bounds(part, v[:keys], arithmetic=arithmetic, factor_error=0, sink=sink)
+
+    key, sink = (state(100, sink) for sink in (False, True))
+    np.testing.assert_allclose(sink.o, key.o)
+    np.testing.assert_allclose(sink.lse, key.lse)
+    key, sink = (state(1, sink) for sink in (False, True))
+    assert not sink.o.any()
+    np.testing.assert_allclose(sink.lse, logits.value[:, 0])
+    np.testing.assert_allclose(key.lse_error - sink.lse_error, EXP2_LOG_ERROR, rtol=1e-5)
+    # The 64 keys after it are one tile, while 65 keys are two.
+    assert (state(65, True).lse_error < state(65, False).lse_error).all()
+
+
+def test_softmax_bounds_refuses_what_does_not_fit() -> None:
+    logits = random_logits(0, 2, 3)
+    arithmetic = flash_attention_arithmetic(PROBLEM, "sm_90")
+    with pytest.raises(ShapeError, match=r"\(4, 8\)"):
+        softmax_bounds(logits, np.ones((4, 8)), arithmetic=arithmetic, factor_error=0)
+    with pytest.raises(ShapeError, match=r"\(2, 2\)"):
+        softmax_bounds(
+            Logits(logits.value, logits.error[:, :2], logits.visible), np.ones((3, 8)),
+            arithmetic=arithmetic, factor_error=0,
+        )  # fmt: skip
 
 
 # Merges

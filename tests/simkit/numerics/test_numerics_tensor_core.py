@@ -11,12 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from simkit.errors import DtypeError, ShapeError
-from simkit.numerics import convert, formats
+from simkit.numerics import aligned_sum, convert, formats
 from simkit.numerics.tensor_core import (
     TENSOR_CORES,
     TensorCore,
     dot_accumulate,
     dot_accumulate_fast,
+    prepare,
     tensor_core,
 )
 
@@ -348,3 +349,22 @@ def test_shapes_that_do_not_fit() -> None:
         dot_accumulate(np.ones((4, 8, 2), np.float32), np.ones((8, 4, 3), np.float32), 0.0, HOPPER)
     with pytest.raises(DtypeError, match="float64"):
         dot_accumulate(np.ones((4, 8)), x.T, 0.0, HOPPER)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("core", TENSOR_CORES.values(), ids=lambda core: core.name)
+def test_rows_of_zeros_are_worked_out_as_any(core: TensorCore) -> None:
+    """Skipped rows of A have the bits of the steps that they skip, whatever the accumulator."""
+    rng = np.random.default_rng(1)
+    a = rng.integers(-8, 9, (16, 32, 64)).astype(np.float32)
+    b = rng.integers(-8, 9, (32, 8, 64)).astype(np.float32)
+    a[4:13] = rng.choice(np.array([0.0, -0.0], np.float32), a[4:13].shape)
+    c = rng.integers(0, 2**32, (16, 8, 64), np.uint32).view(np.float32)
+    c.reshape(-1)[:6] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45
+    c[6].reshape(-1)[:6] = 0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45
+    if core.output_bits < 23:
+        c = rng.integers(-64, 64, c.shape).astype(np.float32)
+    whole = aligned_sum.accumulate(prepare(a, core), prepare(b, core), c, core)
+    assert np.array_equal(dot_accumulate(a, b, c, core).view(np.uint32), whole.view(np.uint32))
+    # An infinity times such a zero is NaN all the same.
+    b[3, 2, 5] = np.inf
+    assert np.isnan(dot_accumulate(a, b, np.zeros_like(c), core)[4:13, 2, 5]).all()
