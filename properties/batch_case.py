@@ -12,14 +12,17 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from properties.compare import Expected
 from properties.data import KINDS, attention_inputs
 from simkit.algorithms.batch_attention import BatchResult
-from simkit.algorithms.batch_problem import BatchProblem
+from simkit.algorithms.batch_bounds import batch_bounds, has_bounds
+from simkit.algorithms.batch_problem import BatchProblem, batch_reference
 from simkit.algorithms.elements import BF16, E4M3, F16
 from simkit.algorithms.variant import UserVariant, Variant, rope_angles
 from simkit.layouts import custom_mask
 from simkit.layouts.paged import random_cache, random_rows
 from simkit.layouts.ragged import Ragged
+from simkit.machine.gpus import Gpu
 from simkit.numerics.formats import encode_e4m3
 from simkit.planning.decode import decode_plan
 from simkit.planning.plan import Plan
@@ -312,3 +315,16 @@ def batch_outputs(result: BatchResult) -> dict[str, Array]:
     if result.partial_o is not None and result.partial_lse is not None:
         found |= {"partial_o": result.partial_o, "partial_lse": result.partial_lse}
     return found
+
+
+def batch_expected(gpu: Gpu, case: BatchCase, plan: Plan) -> dict[str, Expected]:
+    """The solution in float64 with bounds; nothing follows for a user's own transforms."""
+    problem = case.problem
+    if not has_bounds(problem):
+        return {}
+    o, lse = batch_reference(problem)
+    bounds = batch_bounds(problem, plan, gpu.arch, case.units)
+    return {
+        "o": Expected(o, bounds.o, f"P and O in {problem.q.dtype}, all else in float32"),
+        "lse": Expected(lse, bounds.lse, "rounding of logits, sums and logarithm"),
+    }

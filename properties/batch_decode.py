@@ -8,9 +8,17 @@ from typing import Any
 from gpu.device import Device
 from gpu.kernels import batch_decode as host
 from gpu.kernels.result import KernelResult
-from properties.batch_case import BatchCase, batch_cases, batch_outputs, decode_case_plan
+from properties.batch_case import (
+    BatchCase,
+    batch_cases,
+    batch_expected,
+    batch_outputs,
+    decode_case_plan,
+)
+from properties.compare import Expected
 from properties.subject import Array, Subject, kernel_laws
 from simkit.algorithms.batch_decode import batch_decode
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
@@ -41,6 +49,10 @@ def _decode(*kv_lens: int, **fields: Any) -> BatchCase:
     return BatchCase(q_lens=(1,) * len(kv_lens), kv_lens=kv_lens, **{"tile_q": 16, **fields})
 
 
+def _expected(gpu: Gpu, case: BatchCase) -> Mapping[str, Expected]:
+    return batch_expected(gpu, case, decode_case_plan(case))
+
+
 SUBJECT = Subject(
     algorithm="batch_decode",
     strategy=batch_cases(CONFIGURATIONS, decode=True),
@@ -63,6 +75,8 @@ SUBJECT = Subject(
     thorough=_decode(150, 0, 70, page_size=7, group=3, split=64),
     model=_model,
     kernel=_kernel,
+    expected=_expected,
+    has_lse=True,
 )
 
 LAWS = [*kernel_laws(SUBJECT, examples=30)]

@@ -12,13 +12,14 @@ from gpu.device import Device
 from gpu.kernels import batch_prefill_paged as host
 from gpu.kernels import batch_prefill_ragged as ragged_host
 from gpu.kernels.result import KernelResult
-from properties.batch_case import BatchCase, batch_cases, batch_outputs
-from properties.compare import bits_equal
+from properties.batch_case import BatchCase, batch_cases, batch_expected, batch_outputs
+from properties.compare import Expected, bits_equal
 from properties.law import Context, Law
 from properties.subject import Array, Subject, kernel_laws
 from simkit.algorithms.batch_prefill_paged import batch_prefill_paged
 from simkit.algorithms.batch_problem import BatchProblem
 from simkit.layouts.ragged import Ragged
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 
 CONFIGURATIONS: tuple[dict[str, Any], ...] = (
@@ -40,6 +41,10 @@ def _model(machine: Machine, case: BatchCase) -> Mapping[str, Array]:
 
 def _kernel(device: Device, case: BatchCase, source: str | None) -> KernelResult:
     return host.batch_prefill_paged(device, case.problem, case.plan, source=source)
+
+
+def _expected(gpu: Gpu, case: BatchCase) -> Mapping[str, Expected]:
+    return batch_expected(gpu, case, case.plan)
 
 
 SUBJECT = Subject(
@@ -75,6 +80,8 @@ SUBJECT = Subject(
     ),
     model=_model,
     kernel=_kernel,
+    expected=_expected,
+    has_lse=True,
 )  # fmt: skip
 
 

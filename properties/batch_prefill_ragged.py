@@ -14,8 +14,9 @@ from gpu.kernels import batch_prefill_ragged as host
 from gpu.kernels import flash_attention as flash_host
 from gpu.kernels.result import KernelResult
 from properties.attention_case import AttentionCase
-from properties.batch_case import BatchCase, batch_cases, batch_outputs
-from properties.compare import bits_equal
+from properties.batch_case import BatchCase, batch_cases, batch_expected, batch_outputs
+from properties.bound_quality import quality_law
+from properties.compare import Expected, bits_equal
 from properties.data import KINDS
 from properties.law import Context, Law
 from properties.subject import Array, Subject, kernel_laws
@@ -24,6 +25,7 @@ from simkit.algorithms.batch_problem import BatchProblem
 from simkit.algorithms.variant import Variant
 from simkit.layouts import custom_mask
 from simkit.layouts.ragged import Ragged
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 from simkit.planning.prefill import prefill_plan
 
@@ -51,6 +53,10 @@ def _model(machine: Machine, case: BatchCase) -> Mapping[str, Array]:
 
 def _kernel(device: Device, case: BatchCase, source: str | None) -> KernelResult:
     return host.batch_prefill_ragged(device, case.problem, case.plan, source=source)
+
+
+def _expected(gpu: Gpu, case: BatchCase) -> Mapping[str, Expected]:
+    return batch_expected(gpu, case, case.plan)
 
 
 SUBJECT = Subject(
@@ -93,6 +99,8 @@ SUBJECT = Subject(
     ),
     model=_model,
     kernel=_kernel,
+    expected=_expected,
+    has_lse=True,
     uncounted=frozenset({"variant_values"}),
 )  # fmt: skip
 
@@ -178,8 +186,26 @@ def check_flash_attention(context: Context, case: AttentionCase) -> None:
     bits_equal("lse", np.ascontiguousarray(by_row), found["lse"])
 
 
+def _draw(rng: np.random.Generator, kind: str) -> BatchCase:
+    q_lens, kv_lens = (tuple(int(n) for n in rng.integers(1, most, 3)) for most in (30, 200))
+    return BatchCase(
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+        kv_heads=2,
+        group=int(rng.integers(1, 4)),
+        element=str(rng.choice(("bf16", "f16"))),
+        kv=str(rng.choice(("same", "e4m3"))),
+        variant=str(rng.choice(("causal", "soft_cap", "alibi+sink", "causal+rope"))),
+        tile_q=int(rng.choice((16, 64))),
+        split=int(rng.choice((-1, 64))),
+        data=kind,
+        seed=int(rng.integers(2**16)),
+    )
+
+
 LAWS = [
     *kernel_laws(SUBJECT, examples=30),
+    quality_law("batch_prefill_ragged", _draw, _model, _expected),
     Law(
         algorithm="batch_prefill_ragged",
         name="alone",

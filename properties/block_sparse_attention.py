@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,14 +13,17 @@ from gpu.device import Device
 from gpu.kernels import block_sparse_attention as host
 from gpu.kernels.result import KernelResult
 from properties.batch_case import SM_COUNT, batch_outputs
+from properties.compare import Expected
 from properties.data import KINDS, attention_inputs
 from properties.subject import Array, Subject, kernel_laws
-from simkit.algorithms.batch_problem import BatchProblem
+from simkit.algorithms.batch_bounds import batch_bounds
+from simkit.algorithms.batch_problem import BatchProblem, batch_reference
 from simkit.algorithms.block_sparse_attention import block_sparse_attention
 from simkit.algorithms.variant import Variant
 from simkit.layouts import custom_mask
 from simkit.layouts.block_sparse import BoolArray, split_mask
 from simkit.layouts.ragged import Ragged
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 from simkit.planning.plan import Plan
 from simkit.planning.prefill import prefill_plan
@@ -78,6 +81,17 @@ class BlockSparseCase:
             variant=Variant(custom_mask=mask),
         )  # fmt: skip
 
+    @property
+    def dense(self) -> BatchProblem:
+        """One request with the mask as it is, every key one."""
+        problem = self.problem
+        k, v = (x.reshape(-1, *x.shape[2:])[: self.columns] for x in (problem.k, problem.v))
+        return replace(
+            problem, k=k, v=v, queries=Ragged.from_lengths(np.array([self.rows])),
+            keys=Ragged.from_lengths(np.array([self.columns])),
+            variant=Variant(custom_mask=custom_mask.pack([self.mask])),
+        )  # fmt: skip
+
     @cached_property
     def plan(self) -> Plan:
         problem = self.problem
@@ -94,6 +108,16 @@ def _model(machine: Machine, case: BlockSparseCase) -> Mapping[str, Array]:
 
 def _kernel(device: Device, case: BlockSparseCase, source: str | None) -> KernelResult:
     return host.block_sparse_attention(device, case.problem, case.plan, source=source)
+
+
+def _expected(gpu: Gpu, case: BlockSparseCase) -> Mapping[str, Expected]:
+    """Against dense attention with the mask, which knows nothing of blocks."""
+    o, lse = batch_reference(case.dense)
+    bounds = batch_bounds(case.problem, case.plan, gpu.arch, "tensor_cores")
+    return {
+        "o": Expected(o, bounds.o, "P and O in bfloat16, all else in float32"),
+        "lse": Expected(lse, bounds.lse, "rounding of logits, sums and logarithm"),
+    }
 
 
 _SIZES = (1, 3, 16, 40, 64, 100)
@@ -128,6 +152,8 @@ SUBJECT = Subject(
     thorough=BlockSparseCase(rows=40, columns=200, density=0.7, elements=True, split=64),
     model=_model,
     kernel=_kernel,
+    expected=_expected,
+    has_lse=True,
 )
 
 LAWS = [*kernel_laws(SUBJECT, examples=20)]

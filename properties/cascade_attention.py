@@ -14,16 +14,21 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from gpu.device import Device
+from gpu.kernels import batch_prefill_ragged as ragged_host
 from gpu.kernels import cascade_attention as host
 from gpu.kernels.result import KernelResult
 from properties.batch_case import ELEMENTS, PAGE_SIZES, SM_COUNT, batch_outputs
+from properties.compare import Expected, within
 from properties.data import KINDS, attention_inputs
+from properties.law import Context, Law
 from properties.subject import Array, Subject, kernel_laws
-from simkit.algorithms.batch_problem import BatchProblem
-from simkit.algorithms.cascade_attention import Level, cascade_attention
+from simkit.algorithms.batch_bounds import batch_bounds, cascade_bounds
+from simkit.algorithms.batch_problem import BatchProblem, batch_reference
+from simkit.algorithms.cascade_attention import Level, cascade_attention, flat_problem
 from simkit.algorithms.variant import Variant
 from simkit.layouts.paged import random_cache, random_rows
 from simkit.layouts.ragged import Ragged
+from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 from simkit.planning.prefill import prefill_plan
 
@@ -37,7 +42,7 @@ class CascadeCase:
 
     q_lens: tuple[int, ...] = (1, 1, 1, 1)
     groups: tuple[tuple[int, ...], ...] = ((4,), (1, 1, 1, 1))
-    kv_lens: tuple[tuple[int, ...], ...] = ((100,), (20, 0, 64, 7))
+    kv_lens: tuple[tuple[int, ...], ...] = ((100,), (20, 1, 64, 7))
     kv_heads: int = 1
     group: int = 1
     d: int = 64
@@ -126,6 +131,9 @@ def cascade_cases(draw: st.DrawFn) -> CascadeCase:
         tuple(draw(st.integers(0, 300) if number == 0 else st.integers(0, 90)) for _ in level)
         for number, level in enumerate(groups)
     ]
+    variant = draw(st.sampled_from(("", "causal", "causal+soft_cap+sink")))
+    if variant:
+        kv_lens[-1] = tuple(max(q, kv) for q, kv in zip(q_lens, kv_lens[-1], strict=True))
     return CascadeCase(
         q_lens=tuple(q_lens),
         groups=tuple(groups),
@@ -134,7 +142,7 @@ def cascade_cases(draw: st.DrawFn) -> CascadeCase:
         group=draw(st.sampled_from((1, 2, 7))),
         element=draw(st.sampled_from(("bf16", "f16"))),
         page_size=draw(PAGE_SIZES),
-        variant=draw(st.sampled_from(("", "causal", "causal+soft_cap+sink"))),
+        variant=variant,
         split=draw(st.sampled_from((-1, 64))),
         data=draw(st.sampled_from(KINDS)),
         seed=draw(st.integers(0, 2**16 - 1)),
@@ -153,6 +161,15 @@ def _merged_groups(draw: st.DrawFn, below: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def _expected(gpu: Gpu, case: CascadeCase) -> Mapping[str, Expected]:
+    o, lse = batch_reference(flat_problem(case.levels))
+    bounds = cascade_bounds(case.levels, gpu.arch)
+    return {
+        "o": Expected(o, bounds.o, f"P and O in {case.element}, all else in float32"),
+        "lse": Expected(lse, bounds.lse, "rounding of logits, sums and logarithms"),
+    }
+
+
 STRATEGY: SearchStrategy[CascadeCase] = cascade_cases()
 
 SUBJECT = Subject(
@@ -169,12 +186,46 @@ SUBJECT = Subject(
         ),
         CascadeCase(q_lens=(2,), groups=((1,),), kv_lens=((70,),), element="f16"),
         # Nobody has a key.
-        CascadeCase(kv_lens=((0,), (0, 0, 0, 0))),
+        CascadeCase(kv_lens=((0,), (0, 0, 0, 0)), variant=""),
         CascadeCase(kv_lens=((300,), (5, 6, 7, 8)), data="large", page_size=1),
     ),
     thorough=CascadeCase(q_lens=(3, 1), groups=((2,), (1, 1)), kv_lens=((100,), (20, 70))),
     model=_model,
     kernel=_kernel,
+    expected=_expected,
+    has_lse=True,
 )  # fmt: skip
 
-LAWS = [*kernel_laws(SUBJECT, examples=20)]
+
+def check_flat(context: Context, case: CascadeCase) -> None:
+    """With a cascade against without one: both err, each by its own bound."""
+    levels = case.levels
+    cascade = SUBJECT.run_kernel(context, case).outputs
+    problem = flat_problem(levels)
+    plan = prefill_plan(
+        problem.queries.indptr, problem.kv_lens, group=case.group, kv_heads=case.kv_heads,
+        head_dim_v=case.d, sm_count=SM_COUNT, causal=problem.variant.causal, tile_q=case.tile_q,
+        disable_split=True,
+    )  # fmt: skip
+    flat = ragged_host.batch_prefill_ragged(context.device, problem, plan).outputs
+    one = cascade_bounds(levels, context.gpu.arch)
+    other = batch_bounds(problem, plan, context.gpu.arch, "tensor_cores")
+    reason = "bounds of both results"
+    within("o", cascade["o"], flat["o"].astype(np.float64), one.o + other.o, reason)
+    within("lse", cascade["lse"], flat["lse"].astype(np.float64), one.lse + other.lse, reason)
+
+
+LAWS = [
+    *kernel_laws(SUBJECT, examples=20),
+    Law(
+        algorithm="cascade_attention",
+        name="flat",
+        tier="bounded",
+        statement="a cascade gives what attention to all keys at once gives, within both bounds",
+        check=check_flat,
+        strategy=STRATEGY,
+        case_type=CascadeCase,
+        corners=SUBJECT.corners,
+        examples=8,
+    ),
+]

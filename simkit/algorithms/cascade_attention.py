@@ -57,8 +57,9 @@ def state_rows(levels: Sequence[Level]) -> StateRows:
 def check_levels(levels: Sequence[Level]) -> None:
     """Raises ShapeError unless all levels have the same queries, and variants that cascade.
 
-    Only the last level may be causal: the others' keys come before all of its own. What depends on
-    positions (windows, ALiBi, rotary embedding) does not cascade, since a level does not know how
+    Only the last level may be causal: the others' keys come before all of its own. Then no request
+    may have more queries than keys there, for the first ones would stand among the keys of the
+    levels before, which hide none. What depends on positions (windows, ALiBi, rotary embedding) does not cascade, since a level does not know how
     many keys come before it; a sink belongs to the last level alone.
     """
     if not levels:
@@ -87,6 +88,16 @@ def check_levels(levels: Sequence[Level]) -> None:
             raise ShapeError(
                 f"level {number} has soft_cap {variant.soft_cap}, level 0 has "
                 f"{first.variant.soft_cap}"
+            )
+    last = levels[-1].problem
+    if last.variant.causal and len(levels) > 1:
+        ahead = np.flatnonzero(last.queries.lens > last.kv_lens)
+        if ahead.size:
+            request = int(ahead[0])
+            raise ShapeError(
+                f"request {request} has {last.queries.lens[request]} queries and "
+                f"{last.kv_lens[request]} keys at the last level, which is causal: its first "
+                f"queries stand among the keys of levels before, which are not masked"
             )
 
 

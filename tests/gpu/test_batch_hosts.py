@@ -190,6 +190,12 @@ def test_levels_that_do_not_cascade(
         cascade_attention(device, levels)
 
 
+def test_queries_that_stand_among_a_prefix(device: Device) -> None:
+    case = CascadeCase(q_lens=(1, 3, 1, 1), kv_lens=((100,), (20, 2, 64, 7)))
+    with pytest.raises(ShapeError, match="request 1 has 3 queries and 2 keys"):
+        cascade_attention(device, case.levels)
+
+
 # What the kernel is given
 
 

@@ -13,23 +13,27 @@ from simkit.errors import SimkitError
 
 def test_one_name_everywhere() -> None:
     for row in ALGORITHMS:
-        assert row.model.startswith(f"simkit.algorithms.{row.name}:")
+        folder = "planning" if row.kind == "planner" else "algorithms"
+        assert row.model.startswith(f"simkit.{folder}.{row.name}:")
         assert row.laws == f"properties.{row.name}"
         assert row.title
         assert row.section
 
 
-def test_kernels_have_all_parts_and_studies_no_kernel() -> None:
-    assert {row.kind for row in ALGORITHMS} == {"kernel", "study"}
+def test_kernels_have_all_parts_studies_and_planners_no_kernel() -> None:
+    assert {row.kind for row in ALGORITHMS} == {"kernel", "study", "planner"}
     for row in ALGORITHMS:
         if row.kind == "study":
             assert (row.kernel, row.host, row.trace) == (None, None, None)
             continue
+        assert row.trace is not None
+        assert row.trace.endswith(f":{row.name}")
+        if row.kind == "planner":
+            assert (row.kernel, row.host) == (None, None)
+            continue
         assert row.kernel == f"gpu/kernels/{row.name}.cu"
         assert row.host is not None
         assert row.host.startswith(f"gpu.kernels.{row.name}:")
-        assert row.trace is not None
-        assert row.trace.endswith(f":{row.name}")
 
 
 def test_names_are_unique() -> None:
