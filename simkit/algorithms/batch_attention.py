@@ -76,13 +76,15 @@ def shared_bytes(problem: BatchProblem, tile_q: int, units: Units) -> tuple[int,
     d, dv = problem.d, problem.dv
     queries = tile_count(tile_q * d * 2, 128) * 128
     dynamic = queries + 2 * KEY_TILE * (d + dv) * 2
-    masks = 8 * tile_q if problem.variant.custom_mask is not None else 8
+    masks = 8 * tile_q if problem.variant.custom_mask is not None else 0
     static = 24 * tile_q + 2 * KEY_TILE * 8 + masks + 4 * tile_q
     if units == "cuda_cores":
         rows = tile_count(tile_q, 2) * 2
         return dynamic, static + rows * (d + KEY_TILE + 3) * 4
     key_warps = WARPS * WARP_ROWS // tile_q
-    return dynamic, static + 2 * key_warps * WARP_ROWS * 4 + WARP_ROWS * KEY_TILE * 2
+    if key_warps > 1:  # maxima and sums of the warps that share rows, and their weights
+        static += 2 * key_warps * WARP_ROWS * 4 + WARP_ROWS * KEY_TILE * 2
+    return dynamic, static
 
 
 def check_plan(problem: BatchProblem, plan: Plan, units: Units) -> None:
