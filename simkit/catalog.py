@@ -11,9 +11,9 @@ from typing import Literal
 
 from simkit.errors import SimkitError
 
-Kind = Literal["kernel", "study"]
+Kind = Literal["kernel", "study", "planner"]
 """kernel: a model proved against a CUDA kernel. study: a published experiment of numerics, redone
-with the model alone."""
+with the model alone. planner: host code that deals out the work of kernels, with its schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ class Algorithm:
 
     ``section``: where a document describes it. ``model``, ``host``, ``trace``: "module:function" of
     the model, of the kernel's host side and of the schedule. ``kernel``: the CUDA C++ file,
-    "package/file". ``laws``: module of the laws. A study has no kernel, host and trace.
+    "package/file". ``laws``: module of the laws. A study has no kernel, host and trace; a planner
+    has no kernel and host.
     """
 
     name: str
@@ -84,6 +85,94 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         kind="study",
         model="simkit.algorithms.fp8_error_study:fp8_error_study",
         laws="properties.fp8_error_study",
+    ),
+    Algorithm(
+        name="kv_append",
+        title="Appending to a paged KV cache, as it is or as FP8; the layouts of K and V",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        model="simkit.algorithms.kv_append:kv_append",
+        kernel="gpu/kernels/kv_append.cu",
+        host="gpu.kernels.kv_append:kv_append",
+        laws="properties.kv_append",
+        trace="simkit.schedules.append_timeline:kv_append",
+    ),
+    Algorithm(
+        name="batch_decode",
+        title="One query of each request, K and V in pages, split and merged",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        model="simkit.algorithms.batch_decode:batch_decode",
+        kernel="gpu/kernels/batch_decode.cu",
+        host="gpu.kernels.batch_decode:batch_decode",
+        laws="properties.batch_decode",
+        trace="simkit.schedules.batch_timeline:batch_decode",
+    ),
+    Algorithm(
+        name="batch_prefill_paged",
+        title="Queries and keys of any number for each request, K and V in pages",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        model="simkit.algorithms.batch_prefill_paged:batch_prefill_paged",
+        kernel="gpu/kernels/batch_prefill_paged.cu",
+        host="gpu.kernels.batch_prefill_paged:batch_prefill_paged",
+        laws="properties.batch_prefill_paged",
+        trace="simkit.schedules.batch_timeline:batch_prefill_paged",
+    ),
+    Algorithm(
+        name="batch_prefill_ragged",
+        title="The same with ragged K and V; every variant of attention",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        model="simkit.algorithms.batch_prefill_ragged:batch_prefill_ragged",
+        kernel="gpu/kernels/batch_prefill_ragged.cu",
+        host="gpu.kernels.batch_prefill_ragged:batch_prefill_ragged",
+        laws="properties.batch_prefill_ragged",
+        trace="simkit.schedules.batch_timeline:batch_prefill_ragged",
+    ),
+    Algorithm(
+        name="block_sparse_attention",
+        title="Blocks of keys for each block of queries, with a mask within",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        model="simkit.algorithms.block_sparse_attention:block_sparse_attention",
+        kernel="gpu/kernels/block_sparse_attention.cu",
+        host="gpu.kernels.block_sparse_attention:block_sparse_attention",
+        laws="properties.block_sparse_attention",
+        trace="simkit.schedules.batch_timeline:block_sparse_attention",
+    ),
+    Algorithm(
+        name="merge_states",
+        title="Attention to several sets of keys, as attention to all of them",
+        section="3.4 Attention kernel: online softmax, Flash-Decoding, cascade attention",
+        model="simkit.algorithms.merge_states:merge_states",
+        kernel="gpu/kernels/merge_states.cu",
+        host="gpu.kernels.merge_states:merge_states",
+        laws="properties.merge_states",
+        trace="simkit.schedules.merge_timeline:merge_states",
+    ),
+    Algorithm(
+        name="cascade_attention",
+        title="Shared prefixes read once for all their queries, any number of levels",
+        section="3.4 Attention kernel: cascade attention, FlashInfer",
+        model="simkit.algorithms.cascade_attention:cascade_attention",
+        kernel="gpu/kernels/batch_prefill_paged.cu",
+        host="gpu.kernels.cascade_attention:cascade_attention",
+        laws="properties.cascade_attention",
+        trace="simkit.schedules.batch_timeline:cascade_attention",
+    ),
+    Algorithm(
+        name="split_planner",
+        title="Split heuristics: FlashAttention-2 to 4, FlashInfer's decode, FlashMLA's scheduler",
+        section="3.4 Attention kernel: decoding attention and Flash-Decoding",
+        kind="planner",
+        model="simkit.planning.split_planner:split_planner",
+        laws="properties.split_planner",
+        trace="simkit.schedules.plan_timeline:split_planner",
+    ),
+    Algorithm(
+        name="prefill_planner",
+        title="FlashInfer's plan: query tiles and key chunks, by grid or by least loaded worker",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        kind="planner",
+        model="simkit.planning.prefill_planner:prefill_planner",
+        laws="properties.prefill_planner",
+        trace="simkit.schedules.plan_timeline:prefill_planner",
     ),
 )
 

@@ -69,7 +69,7 @@ def check_levels(levels: Sequence[Level]) -> None:
         problem, is_last = level.problem, number == len(levels) - 1
         if not isinstance(problem.keys, BlockRows):
             raise ShapeError(f"level {number} has ragged K and V; a cascade takes pages")
-        for name in ("rows", "heads", "kv_heads", "d", "dv", "scale"):
+        for name in ("rows", "heads", "kv_heads", "d", "dv", "scale", "k_scale", "v_scale"):
             if getattr(problem, name) != getattr(first, name):
                 raise ShapeError(
                     f"level {number} has {name} {getattr(problem, name)}, level 0 has "

@@ -15,7 +15,7 @@ _HIDDEN = ("seed",)  # says nothing about the shape of a case
 
 
 class Coverage:
-    """Counts of cases by law, and by field and value."""
+    """Counts of cases by law, and by field and value; of fields that are lists, by entry."""
 
     def __init__(self) -> None:
         self.cases = 0
@@ -30,7 +30,16 @@ class Coverage:
             return
         for field in dataclasses.fields(case):
             if field.name not in _HIDDEN:
-                self.fields.setdefault(field.name, Counter())[getattr(case, field.name)] += 1
+                self._count(field.name, getattr(case, field.name))
+
+    def _count(self, name: str, value: Any) -> None:
+        """One value of a field; of a list how long it is, and all its entries."""
+        if not isinstance(value, tuple):
+            self.fields.setdefault(name, Counter())[value] += 1
+            return
+        self._count(f"{name}: how many", len(value))
+        for entry in value:
+            self._count(name, entry)
 
     def table(self) -> Table:
         """A row for each field: how many cases had each value, or one of a range of them."""

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 import gpu as gpu_package
 from gpu.counters import Report
-from gpu.device import Device
+from gpu.device import Device, Kernel
+from simkit.cli.plans import outcome_json
 from simkit.cli.resources import KernelResources, launch_resources
 from simkit.cli.settings import Values
-from simkit.cli.subjects import Array, Subject, Workload
+from simkit.cli.subjects.subject import Array, LaunchShape, Subject, Workload
 from simkit.errors import SimkitError
 from simkit.machine.gpus import Gpu
 from simkit.machine.machine import Machine
 from simkit.machine.roofline import Bound, roofline
+from simkit.planning.batch import Batch
+from simkit.planning.outcome import Outcome, grid_outcome
+from simkit.planning.plan import Plan
 
 MOST_MULTIPLICATIONS = 1 << 26
 """Multiply-adds that device arithmetic emulates in a second or so; beyond it, a smaller case has to
@@ -73,6 +78,18 @@ class Place:
     seconds: float
 
 
+@dataclass(frozen=True, eq=False)
+class PlanReport:
+    """A launch that works off a plan. ``key``: what its kernel is compiled for. ``load``: of the
+    GPU, by as many CTAs at a time as it holds.
+    """
+
+    key: str
+    plan: Plan
+    batch: Batch
+    load: Outcome
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Everything that one run shows. ``error_settings``: of the case that the error is from."""
@@ -84,6 +101,7 @@ class Evaluation:
     traffic: tuple[TrafficLine, ...]
     dram_bytes: tuple[int, int] | None
     resources: tuple[KernelResources, ...]
+    plans: tuple[PlanReport, ...]
     units: str
     place: Place
     kernel_seconds: float | None
@@ -93,6 +111,11 @@ class Evaluation:
         """Whether every measured byte is as predicted."""
         return all(line.agrees for line in self.traffic)
 
+    def as_json(self) -> dict[str, Any]:
+        """All of it; of plans the configuration and the items."""
+        plans = [{"key": one.key, **outcome_json(one.load)} for one in self.plans]
+        return asdict(replace(self, plans=())) | {"plans": plans}
+
 
 def evaluate(
     subject: Subject, values: Values, gpu: Gpu, device: Device | None, seed: int
@@ -101,17 +124,19 @@ def evaluate(
 
     Without one the error is that of device arithmetic, on a smaller case if this one is large.
     """
-    sized = subject.workload(values, None)
+    sized = subject.workload(gpu, values, None)
     machines = subject.model(functools.partial(Machine, gpu, "none"), sized).machines
     reports: list[Report] = []
     if device is not None:
-        error_values, work = values, subject.workload(values, seed)
+        error_values, work = values, subject.workload(gpu, values, seed)
         result = subject.kernel(device, work)
         outputs, reports = result.outputs, result.reports
     else:
-        error_values = _affordable(subject, values)
-        work = subject.workload(error_values, seed)
+        error_values = _affordable(subject, values, gpu)
+        work = subject.workload(gpu, error_values, seed)
         outputs = dict(subject.model(functools.partial(Machine, gpu, "device"), work).outputs)
+    launches = subject.launches(sized)
+    resources = _resources(launches, gpu, device)
     return Evaluation(
         algorithm=subject.name,
         settings=values,
@@ -119,16 +144,17 @@ def evaluate(
         errors=_errors(outputs, subject.reference(work)),
         traffic=_traffic(machines, reports),
         dram_bytes=_dram(reports),
-        resources=_resources(subject, sized, gpu, device),
-        units=subject.units,
+        resources=resources,
+        plans=_plans(launches, resources, gpu),
+        units=subject.units(sized),
         place=_place(subject, sized, gpu, machines),
         kernel_seconds=sum(report.seconds for report in reports) if reports else None,
     )
 
 
-def _affordable(subject: Subject, values: Values) -> Values:
+def _affordable(subject: Subject, values: Values, gpu: Gpu) -> Values:
     """``values``, made smaller until device arithmetic takes a second or so."""
-    while subject.multiplications(subject.workload(values, None)) > MOST_MULTIPLICATIONS:
+    while subject.multiplications(subject.workload(gpu, values, None)) > MOST_MULTIPLICATIONS:
         smaller = subject.smaller(values)
         if smaller == values:
             break
@@ -194,32 +220,47 @@ def _dram(reports: list[Report]) -> tuple[int, int] | None:
 
 
 def _resources(
-    subject: Subject, work: Workload, gpu: Gpu, device: Device | None
+    launches: tuple[LaunchShape, ...], gpu: Gpu, device: Device | None
 ) -> tuple[KernelResources, ...]:
     """Of each launch; registers are asked of the built kernel where it can be built."""
-    try:
-        module = subject.build(device or gpu_package.open("ptx", gpu=gpu.name), work)
-    except SimkitError:
-        module = None  # no compiler, or a GPU without the instructions: the rest is known anyway
+    builder = device or gpu_package.open("ptx", gpu=gpu.name)
     return tuple(
         launch_resources(
-            gpu,
-            shape.kernel,
-            shape.ctas,
-            shape.threads,
-            shape.shared_bytes,
-            module.kernel(shape.kernel) if module else None,
+            gpu, one.kernel, one.ctas, one.threads, one.shared_bytes, _built(builder, one)
         )
-        for shape in subject.launches(work)
+        for one in launches
     )
+
+
+def _built(device: Device, launch: LaunchShape) -> Kernel | None:
+    try:
+        return launch.build(device).kernel(launch.kernel)
+    except SimkitError:
+        return None  # no compiler, or a GPU without the instructions: the rest is known anyway
+
+
+def _plans(
+    launches: tuple[LaunchShape, ...], resources: tuple[KernelResources, ...], gpu: Gpu
+) -> tuple[PlanReport, ...]:
+    found = []
+    for launch, room in zip(launches, resources, strict=True):
+        if launch.planned is not None:
+            planned = launch.planned
+            slots = room.occupancy.ctas_per_sm * gpu.sm_count
+            load = grid_outcome(planned.name, planned.plan, planned.problem, slots)
+            load = replace(load, key_bytes=planned.key_bytes)
+            found.append(PlanReport(planned.key, planned.plan, planned.problem.batch, load))
+    return tuple(found)
 
 
 def _place(subject: Subject, work: Workload, gpu: Gpu, machines: tuple[Machine, ...]) -> Place:
     flops = subject.flops(work)
     hbm_bytes = sum(machine.compulsory_bytes() for machine in machines)
+    if not flops and not hbm_bytes:
+        raise SimkitError(f"{subject.name} has nothing to do: no byte moves")
     found = roofline(gpu, flops, hbm_bytes)
     fma_peak = 2.0 * gpu.fp32_lanes * gpu.sm_count * gpu.sm_clock_hz
-    unit_peak = gpu.peak_flops if subject.units == "tensor cores" else fma_peak
+    unit_peak = gpu.peak_flops if subject.units(work) == "tensor cores" else fma_peak
     return Place(
         flops=flops,
         hbm_bytes=hbm_bytes,

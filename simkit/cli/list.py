@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from simkit.catalog import ALGORITHMS, Algorithm
 from simkit.cli.errors import NOT_HELD
@@ -39,21 +40,12 @@ def list_algorithms(json_file: JsonFile = None) -> None:
     out.print(
         table(
             "Where each part is",
-            ("name", "part", "file or function", ""),
-            [
-                (
-                    row.name if part == "model" else "",
-                    part,
-                    getattr(row, part),
-                    "no" if part in broken[row.name] else "ok",
-                )
-                for row in ALGORITHMS
-                for part in _PARTS
-                if getattr(row, part) is not None
-            ],
+            ("part", "file or function", ""),
+            [cells for row in ALGORITHMS for cells in _part_cells(row, broken[row.name])],
         )
     )
     out.print("A study is a published experiment of numerics: a model without a kernel.")
+    out.print("A planner is host code that deals out the work of kernels, with its schedule.")
     problems = [problem for found in broken.values() for problem in found.values()]
     for problem in problems:
         out.print(problem, style="bold red")
@@ -63,6 +55,14 @@ def list_algorithms(json_file: JsonFile = None) -> None:
     write_json(json_file, {"algorithms": rows})
     if problems:
         raise typer.Exit(NOT_HELD)
+
+
+def _part_cells(row: Algorithm, broken: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+    """The algorithm's name, then each part that it has."""
+    yield "", Text(row.name, style="bold"), ""
+    for part in _PARTS:
+        if getattr(row, part) is not None:
+            yield part, getattr(row, part), "no" if part in broken else "ok"
 
 
 def _broken(row: Algorithm) -> dict[str, str]:

@@ -1,25 +1,23 @@
-"""``simkit run``: one algorithm on one problem, with naive attention beside it."""
+"""``simkit run``: one algorithm on one problem, beside others that solve it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 import gpu as gpu_package
-from gpu.device import Device
 from gpu.ptx.launch import Options
 from simkit.cli.errors import NOT_HELD
 from simkit.cli.evaluation import Evaluation, TrafficLine, evaluate
 from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import busy, bytes_text, console, si_text, table, write_json
-from simkit.cli.resources import (
-    print_resources,
-)
-from simkit.cli.settings import Values, parse_settings, settings_text
+from simkit.cli.planner import PLANNERS, run_planner
+from simkit.cli.plans import print_load, print_plan
+from simkit.cli.resources import print_resources
+from simkit.cli.settings import parse_settings, settings_text
 from simkit.cli.study import STUDIES
 from simkit.cli.subjects import SUBJECTS
 from simkit.errors import CapacityError, SimkitError
@@ -41,17 +39,23 @@ def run(
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Run an algorithm: error, traffic, occupancy and roofline, beside naive attention.
+    """Run an algorithm: error, traffic, occupancy, plan and roofline, beside naive attention.
 
-    A study prints its table beside the published one; --gpu does not matter to it.
+    A study prints its table beside the published one; --gpu does not matter to it. A planner prints
+    its plans and how evenly they load the GPU.
     """
     if algorithm in STUDIES:
         if on != "model" or dram:
             raise SimkitError(f"{algorithm} is a study: a model without a kernel to run on {on}")
         STUDIES[algorithm](settings or (), seed, json_file)
         return
+    if algorithm in PLANNERS:
+        if on != "model" or dram:
+            raise SimkitError(f"{algorithm} is a planner: a model without a kernel to run on {on}")
+        run_planner(algorithm, settings or (), gpu, json_file)
+        return
     if algorithm not in SUBJECTS:
-        names = ", ".join((*SUBJECTS, *STUDIES))
+        names = ", ".join((*SUBJECTS, *STUDIES, *PLANNERS))
         raise SimkitError(f"no algorithm {algorithm!r}; there are {names}")
     chosen = SUBJECTS[algorithm]
     values = parse_settings(algorithm, chosen.settings, settings or ())
@@ -61,17 +65,20 @@ def run(
     device = None if on == "model" else gpu_package.open(on, gpu=gpu, options=Options(dram=dram))
     with busy(f"{algorithm} on {on}"):
         found = [evaluate(chosen, values, row, device, seed)]
-    out = console()
-    note = ""
-    if chosen.comparison:
+    notes = []
+    for name, other in chosen.beside(values).items():
+        if isinstance(other, str):
+            notes.append(f"{name} is not beside it: {other}.")
+            continue
         try:
-            with busy(f"naive_attention on {on}, for comparison"):
-                found.append(_naive(values, row, device, seed))
+            with busy(f"{name} on {on}, for comparison"):
+                found.append(evaluate(SUBJECTS[name], other, row, device, seed))
         except CapacityError as error:
-            note = f"Naive attention does not fit: {error}."
+            notes.append(f"{name} does not fit: {error}.")
+    out = console()
     out.print(f"{algorithm} on {on}, {row.title}: {settings_text(values)}")
-    _print(out, found, on)
-    if note:
+    _print(out, row, found, on)
+    for note in notes:
         out.print(note)
     if algorithm == "fp8_kv_cache":
         record, before = fp8_record.RECORD_BYTES, fp8_record.TOKEN_VALUES * 2
@@ -81,24 +88,13 @@ def run(
     agrees = all(result.agrees for result in found)
     if not agrees:
         out.print("The measured traffic is not as predicted.", style="bold red")
-    write_json(
-        json_file,
-        {"gpu": gpu, "on": on, "runs": [asdict(result) for result in found], "note": note},
-    )
+    runs = [result.as_json() for result in found]
+    write_json(json_file, {"gpu": gpu, "on": on, "runs": runs, "notes": notes})
     if not agrees:
         raise typer.Exit(NOT_HELD)
 
 
-def _naive(values: Values, gpu: Gpu, device: Device | None, seed: int) -> Evaluation:
-    """Naive attention on the problem of another algorithm."""
-    naive = SUBJECTS["naive_attention"]
-    one_query = {"q_len": 1, "causal": False}
-    names = [setting.name for setting in naive.settings if not setting.sets]
-    shared = {name: values.get(name, one_query.get(name, 0)) for name in names}
-    return evaluate(naive, shared, gpu, device, seed)
-
-
-def _print(out: Console, found: Sequence[Evaluation], on: str) -> None:
+def _print(out: Console, gpu: Gpu, found: Sequence[Evaluation], on: str) -> None:
     out.print(
         table(
             "Error against float64",
@@ -139,7 +135,18 @@ def _print(out: Console, found: Sequence[Evaluation], on: str) -> None:
             read, write = map(bytes_text, result.dram_bytes)
             out.print(f"DRAM, {result.algorithm}: {read} read, {write} written.")
     print_resources(out, [row for result in found for row in result.resources])
+    _print_plans(out, gpu, found[0])
     out.print(_roofline_table(found, on))
+    out.print("HBM bytes: each tensor once in every direction, which no cache avoids.")
+
+
+def _print_plans(out: Console, gpu: Gpu, result: Evaluation) -> None:
+    """Of each launch that works off a plan."""
+    for plan in result.plans:
+        print_plan(out, f"Plan of {plan.load.planner}", plan.plan, plan.batch)
+        out.print(f"The kernel is compiled as {plan.key}.")
+    if result.plans:
+        print_load(out, gpu, [plan.load for plan in result.plans])
 
 
 def _traffic_cells(line: TrafficLine, measured: bool) -> tuple[str, ...]:
@@ -158,8 +165,8 @@ def _roofline_table(found: Sequence[Evaluation], on: str) -> Any:
     rows: list[tuple[object, ...]] = [
         ("FLOP", *(si_text(place.flops, "FLOP") for place in places)),
         ("bytes out of the SMs", *(bytes_text(_sectors(result)) for result in found)),
-        ("HBM bytes, each tensor once", *(bytes_text(place.hbm_bytes) for place in places)),
-        ("intensity, FLOP per HBM byte", *(f"{place.intensity:.2f}" for place in places)),
+        ("HBM bytes", *(bytes_text(place.hbm_bytes) for place in places)),
+        ("FLOP per HBM byte", *(f"{place.intensity:.2f}" for place in places)),
         ("ridge point", *(f"{place.ridge:.1f}" for place in places)),
         ("bound by", *(place.bound for place in places)),
         ("attainable", *(si_text(place.attainable, "FLOP/s") for place in places)),

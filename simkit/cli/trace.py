@@ -10,6 +10,7 @@ import typer
 from simkit.catalog import algorithm as find_algorithm
 from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import console, si_text, write_json
+from simkit.cli.planner import PLANNERS, trace_planner
 from simkit.cli.settings import parse_settings, settings_text
 from simkit.cli.subjects import subject
 from simkit.errors import SimkitError
@@ -29,13 +30,19 @@ def trace(
     stop: Annotated[float | None, typer.Option(help="Cycle to draw up to.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Draw when a CTA loads, computes and stores, by the rates of the device table."""
+    """Draw when a CTA loads, computes and stores, by the rates of the device table.
+
+    Of a planner: which worker has which piece of work, and when.
+    """
+    if algorithm in PLANNERS:
+        trace_planner(algorithm, settings or (), gpu, export, start, stop, json_file)
+        return
     if find_algorithm(algorithm).trace is None:
         raise SimkitError(f"{algorithm} is a study: it has no kernel, and no schedule to draw")
     chosen = subject(algorithm)
     values = parse_settings(algorithm, chosen.settings, settings or ())
     row = find_gpu(gpu)
-    found = chosen.trace(row, chosen.workload(values, None))
+    found = chosen.trace(row, chosen.workload(row, values, None))
     out = console()
     out.print(f"{algorithm}, {row.title}: {settings_text(values)}")
     show(found, out, start=start, stop=stop)

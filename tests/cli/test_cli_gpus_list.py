@@ -59,10 +59,14 @@ def test_list_resolves_everything(cli, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "list.json").read_text())["algorithms"]
     assert [row["name"] for row in rows] == [row.name for row in ALGORITHMS]
     assert all(row["missing"] == {} for row in rows)
+    missing = {"kernel": set(), "study": {"kernel", "host", "trace"}, "planner": {"kernel", "host"}}
     for row in rows:
         without = {part for part in ("kernel", "host", "trace") if row[part] is None}
-        assert without == (set() if row["kind"] == "kernel" else {"kernel", "host", "trace"})
-    assert "study" in output
+        assert without == missing[row["kind"]]
+        # Whole, so that it can be copied.
+        assert row["model"] in output
+    for kind in ("study", "planner"):
+        assert f"A {kind} is " in output
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from simkit.cli.evaluation import output_error
-from simkit.cli.settings import Setting, parse_settings
-from simkit.errors import SimkitError
+from simkit.cli.subjects import SUBJECTS
 from traces import chrome
 
 MIB = 1 << 20
@@ -65,7 +64,7 @@ def test_naive_attention_that_does_not_fit(cli) -> None:
     # S of 8192^2 * 64 heads * 16 sequences * 2 bytes is 128 GiB.
     words = ("--set", "n=8192", "--set", "heads=64", "--set", "batch=16")
     output = cli("run", "flash_attention", *words).stdout
-    assert "Naive attention does not fit: tensor 's'" in " ".join(output.split())
+    assert "naive_attention does not fit: tensor 's'" in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
@@ -89,19 +88,6 @@ def test_run_refuses(cli, words: tuple[str, ...], message: str) -> None:
     error = cli("run", *words, code=2).stderr
     assert message in error
     assert error.startswith("error: ")
-
-
-def test_later_settings_win_and_n_sets_both_lengths() -> None:
-    known = (
-        Setting("n", None, "both", sets=("q_len", "kv_len")),
-        Setting("q_len", 1, "queries"),
-        Setting("kv_len", None, "keys", like="q_len"),
-    )
-    assert parse_settings("a", known, []) == {"q_len": 1, "kv_len": 1}
-    assert parse_settings("a", known, ["n=8", "kv_len=3"]) == {"q_len": 8, "kv_len": 3}
-    assert parse_settings("a", known, ["kv_len=3", "n=8"]) == {"q_len": 8, "kv_len": 8}
-    with pytest.raises(SimkitError, match="a has no setting ''"):
-        parse_settings("a", known, ["=3"])
 
 
 def test_study_beside_the_published_table(cli, tmp_path: Path) -> None:
@@ -143,9 +129,7 @@ def test_output_error_by_hand() -> None:
     assert wrong.max_abs == np.inf
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["naive_attention", "flash_attention", "flash_decoding", "fp8_kv_cache"]
-)
+@pytest.mark.parametrize("algorithm", SUBJECTS)
 def test_trace_draws_and_exports(cli, tmp_path: Path, algorithm: str) -> None:
     path = tmp_path / "trace.json"
     output = cli("trace", algorithm, "--export", path, "--json", tmp_path / "t.json").stdout

@@ -22,6 +22,12 @@ class ToyCase:
     causal: bool = False
 
 
+@dataclass(frozen=True)
+class RaggedCase:
+    q_lens: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+
 def _check(context: Context, case: ToyCase) -> None:
     context.record_traffic("toy", "k", "read", case.kv_len, case.kv_len)
     if case.kv_len >= 100:
@@ -135,6 +141,18 @@ def test_coverage_counts_by_value_and_by_range() -> None:
     many = Counter([0, 1, 2, 3, 4, 7, 8, 64, 127, 127])
     assert histogram(many) == {"0": 1, "1": 1, "2-3": 2, "4-7": 2, "8-15": 1, "64-127": 3}
     assert histogram(Counter([True, False, True])) == {"False": 1, "True": 2}
+
+
+def test_coverage_counts_entries_of_lists() -> None:
+    coverage = Coverage()
+    for case in (RaggedCase((1, 5), ((2,), (1, 1))), RaggedCase((5,), ((1,),))):
+        coverage.add("law", case)
+    assert coverage.fields == {
+        "q_lens": {1: 1, 5: 2},
+        "q_lens: how many": {2: 1, 1: 1},
+        "groups": {2: 1, 1: 3},
+        "groups: how many": {1: 3, 2: 2},
+    }
 
 
 def test_mutate(cli, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ their times follow from the device table.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,16 @@ from simkit.algorithms import batch_decode as decode
 from simkit.algorithms import batch_prefill_paged as paged
 from simkit.algorithms import batch_prefill_ragged as ragged
 from simkit.algorithms import block_sparse_attention as sparse
+from simkit.algorithms.batch_problem import BatchProblem
 from simkit.algorithms.cascade_attention import cascade_attention
+from simkit.algorithms.elements import BF16
 from simkit.errors import ShapeError, TableError
+from simkit.layouts.ragged import Ragged
 from simkit.machine.gpus import gpu
 from simkit.machine.machine import Machine
-from simkit.machine.memory import SECTOR_BYTES
+from simkit.machine.memory import SECTOR_BYTES, unbacked
 from simkit.planning.plan import coverage
+from simkit.planning.prefill import prefill_plan
 from simkit.schedules import batch_timeline
 from traces.events import Trace
 
@@ -112,7 +117,7 @@ def test_block_rows_move_the_bytes_of_the_model(elements: bool) -> None:
 
 def test_split_and_merge_move_the_bytes_of_the_model() -> None:
     """One chunk, which a graph merges: the padded grid's other CTAs read that they have no item."""
-    case = one_cta(q_lens=(3,), kv_lens=(100,), group=4, split=128, graph=True, page_size=16)
+    case = one_cta(q_lens=(3,), kv_lens=(100,), group=4, split=0, graph=True, page_size=16)
     machine = Machine(H100, "none")
     paged.batch_prefill_paged(machine, case.problem, case.plan)
     model = counted(machine)
@@ -153,7 +158,7 @@ def test_a_cascade_is_drawn_level_by_level() -> None:
         for process in trace.processes
         for events in [[event for event in trace.events if event.track.process == process]]
     ]
-    assert all(before[1] <= after[0] for before, after in zip(ends, ends[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
 
 
 def test_the_cta_with_most_keys_is_drawn() -> None:
@@ -220,10 +225,15 @@ def test_what_makes_no_timeline() -> None:
     nobody = one_cta(q_lens=(0, 0), kv_lens=(5, 6))
     with pytest.raises(ShapeError, match="no query, so there is no CTA to show"):
         batch_timeline.batch_prefill_ragged(H100, nobody.problem, nobody.plan)
-    endless = one_cta(q_lens=(1,), kv_lens=(64 * 20_000 + 1,))
-    problem = endless.problem.without_values()
+    keys, queries = (Ragged.from_lengths(np.array([n])) for n in (64 * 20_000 + 1, 1))
+    q, k = unbacked((1, 1, 64), BF16), unbacked((keys.total, 1, 64), BF16)
+    endless = BatchProblem(q=q, k=k, v=k, queries=queries, keys=keys)
+    plan = prefill_plan(
+        queries.indptr, keys.lens, group=1, kv_heads=1, head_dim_v=64, sm_count=1, tile_q=16,
+        disable_split=True,
+    )  # fmt: skip
     with pytest.raises(ShapeError, match="20001 tiles of 64 keys; a timeline shows 20000"):
-        batch_timeline.batch_prefill_ragged(H100, problem, endless.plan)
+        batch_timeline.batch_prefill_ragged(H100, endless, plan)
     two = one_cta(q_lens=(2,), kv_lens=(64,), page_size=16)
     with pytest.raises(ShapeError, match="request 0 has 2"):
         batch_timeline.batch_decode(H100, two.problem, two.plan)
