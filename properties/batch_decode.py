@@ -60,9 +60,12 @@ SUBJECT = Subject(
     corners=(
         _decode(97, 0, 128, 1, page_size=16, group=7, kv_heads=2, order="HND"),
         _decode(0, page_size=1),
-        # Empty requests beside a long one, under a CUDA graph: the padded grid has them all.
-        _decode(*(0,) * 19, 2500, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True),
-        _decode(*(0,) * 19, 2500, page_size=16, group=4, split=0, graph=True),
+        # Empty requests beside a longer one, under a CUDA graph: more than the grid would have.
+        _decode(*(0,) * 19, 300, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True),
+        _decode(*(0,) * 19, 300, page_size=16, group=4, split=0, graph=True),
+        # Few of them: then the longer one is split, and CTAs of the grid have no work.
+        _decode(0, 700, 3, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True),
+        _decode(0, 700, 3, page_size=16, group=4, split=0, graph=True),
         _decode(300, 65, page_size=1, split=64, group=2, shared=True),
         _decode(300, 65, page_size=3, split=64, group=3, cuda_cores=True, tile_q=3),
         _decode(130, 40, page_size=64, window_left=0, variant="causal", group=4),
@@ -70,6 +73,21 @@ SUBJECT = Subject(
         _decode(100, 20, page_size=33, data="nan", group=4),
         _decode(100, 20, page_size=33, data="minus_inf", cuda_cores=True, tile_q=1, kv_heads=2),
         _decode(200, 20, page_size=16, data="large", group=16),
+        # Each of the other configurations.
+        _decode(
+            150, 9, page_size=5, cuda_cores=True, tile_q=1, kv_heads=2, order="HND", kv="e4m3",
+            variant="rope",
+        ),
+        _decode(
+            200, 70, page_size=16, cuda_cores=True, tile_q=7, group=7, kv_heads=2, element="f16",
+            window_left=100, variant="alibi",
+        ),
+        _decode(
+            131, 67, page_size=16, cuda_cores=True, tile_q=2, group=2, d=128, dv=256, split=64,
+            variant="custom_mask+sink",
+        ),
+        _decode(131, 67, page_size=7, kv="e4m3", element="f16", index_bits=64, group=5),
+        _decode(131, 67, page_size=64, d=128, dv=128, variant="soft_cap+sink", group=3, split=64),
     ),
     large=(_decode(*range(0, 630, 10), 3000, page_size=16, group=4, split=0),),
     thorough=_decode(150, 0, 70, page_size=7, group=3, split=64),
@@ -77,6 +95,6 @@ SUBJECT = Subject(
     kernel=_kernel,
     expected=_expected,
     has_lse=True,
-)
+)  # fmt: skip
 
 LAWS = [*kernel_laws(SUBJECT, examples=30)]

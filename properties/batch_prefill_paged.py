@@ -54,7 +54,7 @@ SUBJECT = Subject(
     corners=(
         # Last pages of one key, of all, and of some; requests without keys, without queries.
         BatchCase(
-            q_lens=(5, 0, 70, 3, 2), kv_lens=(97, 50, 128, 0, 1), page_size=16, group=7,
+            q_lens=(5, 0, 23, 3, 2), kv_lens=(97, 50, 128, 0, 1), page_size=16, group=7,
             kv_heads=2, variant="causal", tile_q=16, order="HND",
         ),
         BatchCase(q_lens=(0, 3), kv_lens=(0, 0), page_size=1),
@@ -64,10 +64,37 @@ SUBJECT = Subject(
         ),
         BatchCase(
             q_lens=(64, 1, 90), kv_lens=(200, 200, 200), page_size=257, variant="causal",
-            window_left=63, split=64, graph=True, index_bits=64,
+            window_left=63, split=64, index_bits=64,
         ),
         BatchCase(q_lens=(34,), kv_lens=(1,), page_size=7, variant="causal", data="large"),
         BatchCase(q_lens=(20, 9), kv_lens=(140, 66), page_size=33, data="nan", tile_q=16),
+        # Under a CUDA graph: CTAs of the grid have no work.
+        BatchCase(
+            q_lens=(3, 0, 9), kv_lens=(400, 30, 0), page_size=16, variant="causal", tile_q=16,
+            split=0, graph=True,
+        ),
+        # Each of the other configurations.
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(141, 66), page_size=5, variant="custom_mask", tile_q=16,
+            group=3, split=64,
+        ),
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(140, 66), page_size=16, variant="causal+soft_cap",
+            element="f16", tile_q=16, order="HND", kv_heads=2,
+        ),
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(140, 5), page_size=16, variant="causal+rope+sink", tile_q=16,
+            group=2, split=64,
+        ),
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(140, 66), page_size=3, variant="causal", kv="e4m3",
+            order="HND", tile_q=16, kv_heads=2,
+        ),
+        BatchCase(
+            q_lens=(20,), kv_lens=(140,), page_size=64, kv="e4m3", element="f16", d=128, dv=128,
+            tile_q=16,
+        ),
+        BatchCase(q_lens=(20,), kv_lens=(140,), page_size=7, d=256, dv=64, tile_q=16),
     ),
     large=(
         BatchCase(

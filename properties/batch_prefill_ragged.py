@@ -67,7 +67,7 @@ SUBJECT = Subject(
         # Requests without queries, without keys, without both; more queries than keys; a partial
         # tile; groups that are no power of two.
         BatchCase(
-            q_lens=(5, 0, 70, 3, 0, 40), kv_lens=(100, 50, 130, 0, 0, 7), group=7, kv_heads=2,
+            q_lens=(5, 0, 23, 3, 0, 20), kv_lens=(100, 50, 130, 0, 0, 7), group=7, kv_heads=2,
             variant="causal", tile_q=16,
         ),
         BatchCase(q_lens=(0,), kv_lens=(0,)),
@@ -77,6 +77,10 @@ SUBJECT = Subject(
         ),
         BatchCase(
             q_lens=(64, 1, 90), kv_lens=(200, 200, 200), variant="causal", window_left=63, split=64,
+        ),
+        # Under a CUDA graph: CTAs of the grid have no work.
+        BatchCase(
+            q_lens=(3, 0, 9), kv_lens=(400, 30, 0), variant="causal", tile_q=16, split=0,
             graph=True,
         ),
         BatchCase(q_lens=(34,), kv_lens=(1,), variant="causal", data="large"),
@@ -86,6 +90,22 @@ SUBJECT = Subject(
         BatchCase(q_lens=(33,), kv_lens=(300,), data="underflow", seed=2),
         BatchCase(q_lens=(20, 9), kv_lens=(140, 66), variant="causal+rope", kv="e4m3", tile_q=16),
         BatchCase(q_lens=(20, 9), kv_lens=(140, 66), variant="damped", split=64, tile_q=16),
+        # Each of the other configurations.
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(140, 66), variant="causal+soft_cap", element="f16", tile_q=16,
+            kv_heads=2,
+        ),
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(140, 5), variant="alibi", index_bits=64, tile_q=16, group=2,
+            kv_heads=2,
+        ),
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(141, 66), variant="causal+custom_mask+soft_cap+sink+rope",
+            kv="e4m3", tile_q=16, group=3, split=64,
+        ),
+        BatchCase(q_lens=(20, 9), kv_lens=(140, 66), d=128, dv=64, element="f16"),
+        BatchCase(q_lens=(20, 9), kv_lens=(140, 66), d=64, dv=128, tile_q=16, kv_heads=2),
+        BatchCase(q_lens=(20,), kv_lens=(140,), d=256, dv=256, tile_q=16),
     ),
     large=(
         # A batch as engines have it: 64 requests, one of them long.

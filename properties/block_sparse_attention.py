@@ -144,7 +144,9 @@ SUBJECT = Subject(
     corners=(
         # A block row and a block that are not whole, and rows without blocks.
         BlockSparseCase(rows=70, columns=150, block_rows=16, block_columns=40, group=7),
-        BlockSparseCase(rows=70, columns=150, elements=True, kv_heads=2, split=64),
+        BlockSparseCase(
+            rows=70, columns=250, density=0.6, elements=True, kv_heads=2, split=64, tile_q=64
+        ),
         BlockSparseCase(density=0.0),
         BlockSparseCase(rows=1, columns=1, block_rows=1, block_columns=1, density=1.0),
         BlockSparseCase(rows=40, columns=300, block_rows=64, block_columns=3, density=0.7),

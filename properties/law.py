@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,18 +43,44 @@ class TrafficRow:
     measured: int
 
 
+class Memory:
+    """Runs of kernels and models, for laws that look at the same case: the last ones, as far as
+    their arrays fit.
+    """
+
+    def __init__(self, most_bytes: int = 256 << 20) -> None:
+        self.most_bytes = most_bytes
+        self._runs: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def run(self, key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]) -> Any:
+        """``make()``, or what it gave before; ``size`` of it in bytes."""
+        if key in self._runs:
+            self._runs.move_to_end(key)
+            return self._runs[key][0]
+        made = make()
+        self._runs[key] = made, size(made)
+        self._bytes += size(made)
+        while self._bytes > self.most_bytes:
+            _, (_, freed) = self._runs.popitem(last=False)
+            self._bytes -= freed
+        return made
+
+
 @dataclass
 class Context:
     """What laws are checked on.
 
     ``device`` runs kernels; ``gpu`` is the machine that models stand for.  ``sources`` replaces
-    kernel source text by algorithm: how tests show that a broken kernel is noticed.
+    kernel source text by algorithm: how tests show that a broken kernel is noticed.  ``memory``
+    keeps runs on ``device`` that several laws look at.
     """
 
     device: Device
     gpu: Gpu
     sources: dict[str, str] = dataclasses.field(default_factory=dict)
     traffic: dict[tuple[str, str, str], tuple[int, int]] = dataclasses.field(default_factory=dict)
+    memory: Memory = dataclasses.field(default_factory=Memory)
 
     def machine(self, arithmetic: Literal["reference", "device"]) -> Machine:
         return Machine(self.gpu, arithmetic)

@@ -18,7 +18,7 @@ from gpu.ptx.executor import PtxDevice
 from gpu.ptx.launch import Options
 from properties.catalog import laws
 from properties.law import Context
-from properties.run import run_law
+from properties.run import replay, run_law
 from simkit.machine.gpus import gpu as find_gpu
 
 Operator = Literal["synchronisation", "comparison", "address"]
@@ -131,19 +131,23 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
 }
 
 
-def texts(algorithm: str) -> list[str]:
-    """The PTX that the laws of an algorithm run, each text once."""
-    seen: dict[str, None] = {}
+def texts(algorithm: str) -> Iterator[str]:
+    """The PTX that the laws of an algorithm run, each text once, as they come to it."""
+    new: list[str] = []
+    seen: set[str] = set()
 
     def note(ptx: str) -> str:
-        seen[ptx] = None
+        if ptx not in seen:
+            seen.add(ptx)
+            new.append(ptx)
         return ptx
 
     context = Context(PtxDevice(edit=note), find_gpu("h100"))
     for law in laws(algorithm):
-        if law.uses_device:
-            run_law(law, context, examples=0)
-    return list(seen)
+        for case in law.corners if law.uses_device else ():
+            replay(law, context, case)
+            yield from new
+            new.clear()
 
 
 def mutants(algorithm: str, ptx: str) -> list[Mutant]:

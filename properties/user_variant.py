@@ -36,9 +36,10 @@ def variant_laws(variant: UserVariant, examples: int = 20) -> list[Law]:
 
     It is known to cases by its name from now on. `SimkitError` for a name that is taken.
     """
-    known = USER_VARIANTS.setdefault(variant.name, variant)
-    if known is not variant or variant.name in FEATURES:
+    known = USER_VARIANTS.get(variant.name, variant)
+    if known.cuda != variant.cuda or variant.name in FEATURES:
         raise SimkitError(f"there is a variant {variant.name!r} already; choose another name")
+    USER_VARIANTS[variant.name] = variant
     subjects = (
         _with(variant, batch_prefill_ragged.SUBJECT, _PREFILL, paged=False),
         _with(variant, batch_prefill_paged.SUBJECT, _PREFILL),

@@ -59,8 +59,9 @@ def check_levels(levels: Sequence[Level]) -> None:
 
     Only the last level may be causal: the others' keys come before all of its own. Then no request
     may have more queries than keys there, for the first ones would stand among the keys of the
-    levels before, which hide none. What depends on positions (windows, ALiBi, rotary embedding) does not cascade, since a level does not know how
-    many keys come before it; a sink belongs to the last level alone.
+    levels before, which hide none. What depends on positions (windows, ALiBi, rotary embedding)
+    does not cascade, since a level does not know how many keys come before it; a sink belongs to
+    the last level alone.
     """
     if not levels:
         raise ShapeError("a cascade has at least one level")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,20 +13,30 @@ from rich.console import Console
 import gpu as gpu_package
 from properties import catalog
 from properties.law import CheckResult, Context, Law
+from properties.user_variant import load_variant, variant_laws
 from simkit.cli.output import status_text, table
 from simkit.errors import SimkitError
 from simkit.machine.gpus import gpu as find_gpu
 
 
-def choose_laws(algorithms: Sequence[str], name: str | None) -> list[Law]:
-    """The laws of the algorithms, by default of all; only those called ``name`` if it is given."""
-    known = catalog.algorithms()
+def choose_laws(
+    algorithms: Sequence[str], name: str | None, variant: Path | None = None
+) -> list[Law]:
+    """The laws of the algorithms, by default of all; only those called ``name`` if it is given.
+
+    ``variant``: the laws of a user's variant of attention instead, in the kernels that take it.
+    """
+    laws: dict[str, list[Law]] = {}
+    if variant is None:
+        laws = {algorithm: catalog.laws(algorithm) for algorithm in catalog.algorithms()}
+    else:
+        for law in variant_laws(load_variant(variant)):
+            laws.setdefault(law.algorithm, []).append(law)
+    known = list(laws)
     for algorithm in algorithms:
         if algorithm not in known:
             raise SimkitError(f"no algorithm {algorithm!r} with laws; there are {', '.join(known)}")
-    chosen = [
-        law for algorithm in dict.fromkeys(algorithms or known) for law in catalog.laws(algorithm)
-    ]
+    chosen = [law for algorithm in dict.fromkeys(algorithms or known) for law in laws[algorithm]]
     if name is None:
         return chosen
     named = [law for law in chosen if law.name == name]
