@@ -13,6 +13,8 @@ from gpu.ptx import mbarrier, spaces
 from gpu.ptx.access import MemoryAccess
 from gpu.ptx.hazards import clocks
 from gpu.ptx.lanes import Array, Mask
+from gpu.ptx.memory import WHOLE
+from gpu.ptx.traffic import TrafficCounter
 from gpu.ptx.waiting import MbarrierWait
 from simkit.errors import LaunchError, MemoryAccessError
 
@@ -158,14 +160,29 @@ class AsyncAccess(MemoryAccess):
         mask: Mask,
         site: int,
     ) -> None:
-        """Source sizes that end inside the copy: byte by byte, zeros behind them."""
-        for k in range(size):
-            reading = taken > k if mask is None else (taken > k) & mask
-            value = self.load(
-                "global", origin, origin_offset + k, 1, 1, reading, site, is_own=False
-            )[0]
-            filled = np.where(reading, value, np.uint8(0))
-            self.store("shared", to, to_offset + k, 1, [filled], mask, site, is_own=False)
+        """Source sizes that end inside the copy: zeros behind them. Read byte by byte, because the
+        allocation may end there, too, but counted as the one access that it is.
+        """
+        parts = np.zeros((*self.shape, size), np.uint8)
+        counters = self.grid.counters
+        beyond_first = TrafficCounter()
+        try:
+            for k in range(size):
+                reading = taken > k if mask is None else (taken > k) & mask
+                value = self.load(
+                    "global", origin, origin_offset + k, 1, 1, reading, site, is_own=False
+                )[0]
+                parts[..., k] = np.where(reading, value, np.uint8(0))
+                # An aligned copy lies in one sector, which the first byte has counted.
+                self.grid.counters = beyond_first
+        finally:
+            self.grid.counters = counters
+        for key, (requested, _) in beyond_first.tensors.items():
+            counters.tensors[key][0] += requested
+        for place, (requested, _) in beyond_first.bytes_by_site.items():
+            counters.bytes_by_site[place][0] += requested
+        whole = parts.view(WHOLE[size])[..., 0]
+        self.store("shared", to, to_offset, size, [whole], mask, site, is_own=False)
 
     def commit_copies(self, mask: Mask) -> None:
         warps = self._some(mask)

@@ -207,6 +207,20 @@ def test_what_idle_lanes_hold_is_no_source_size() -> None:
     assert counted(body) == (128, 128)
 
 
+def test_copies_that_read_a_part_are_one_access() -> None:
+    """Ten bytes of each sixteen: as many sectors as if all were read, and one store each."""
+    body = """
+        .shared .align 16 .b8 pool[512];
+        mov.u64 %rd1, pool; mad.wide.u32 %rd1, %t5, 16, %rd1; mad.wide.u32 %rd2, %t5, 16, %x;
+        cp.async.cg.shared.global [%rd1], [%rd2], 16, 10;
+        cp.async.wait_all;
+    """
+    traffic = traffic_of(body)
+    entry = traffic.of("x", "read")
+    assert (entry.requested, entry.sectors) == (320, 512)
+    assert (traffic.shared.wavefronts, traffic.shared.ideal) == (4, 4)
+
+
 def test_dram_lets_through_what_the_cache_lacks() -> None:
     """Four warps read the same 4096 bytes twice: they come from memory once."""
     body = """
