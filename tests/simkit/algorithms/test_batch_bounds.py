@@ -190,7 +190,7 @@ def test_scales_that_are_off_exceed(name: str) -> None:
 @pytest.mark.parametrize("split", [-1, 64])
 def test_cascades(split: int) -> None:
     case = CascadeCase(
-        kv_lens=((200,), (20, 0, 64, 7)), variant="causal+sink", split=split, group=2
+        kv_lens=((200,), (20, 1, 64, 7)), variant="causal+sink", split=split, group=2
     )
     result = cascade_attention(Machine("h100", "device"), case.levels)
     o, lse = batch_reference(flat_problem(case.levels))
