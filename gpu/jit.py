@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,8 @@ class Configuration:
 
     ``kernel``: name of its file. ``tile_q``: packed query rows of a tile. ``element``: "bf16" or
     "f16"; ``kv``: that, or "e4m3". ``order``: of pages, "NHD" or "HND". ``index_bits``: of the
-    tables. ``user``: name of the user's variant, or "". Errors: `ShapeError`.
+    tables. ``user``: name of the user's variant and a digest of its text, or "". Errors:
+    `ShapeError`.
     """
 
     kernel: str
@@ -85,7 +85,7 @@ class Configuration:
             alibi=variant.alibi_slopes is not None,
             sink=variant.sinks is not None,
             rope=variant.rope is not None,
-            user="" if variant.user is None else variant.user.name,
+            user="" if variant.user is None else _identity(variant.user),
         )
 
     @property
@@ -151,13 +151,6 @@ def with_user_variant(kernel: str, user: UserVariant, name: str) -> str:
     )
 
 
-def identity(configuration: Configuration, user: UserVariant | None = None) -> str:
-    """`Configuration.key`, and a digest of the user's text, which the name does not tell."""
-    if user is None:
-        return configuration.key
-    return f"{configuration.key}.{hashlib.sha256(user.cuda.encode()).hexdigest()[:8]}"
-
-
-def describe(configuration: Configuration) -> dict[str, Any]:
-    """The configuration for reports."""
-    return {"key": configuration.key, "options": list(configuration.options)}
+def _identity(user: UserVariant) -> str:
+    """The name, and what tells texts of one name apart."""
+    return f"{user.name}.{hashlib.sha256(user.cuda.encode()).hexdigest()[:8]}"
