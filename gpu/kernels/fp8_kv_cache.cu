@@ -59,23 +59,6 @@ __device__ __forceinline__ float shared_scale(const float (&x)[2][kBf16PerVector
   return round_up_to_power_of_two(fmaxf(__fdiv_rn(amax, largest), smallest_ratio));
 }
 
-// Eight values as eight codes, the first in the lowest byte.
-__device__ __forceinline__ uint2 quantize(const float (&x)[kBf16PerVector], float inverse_scale) {
-  unsigned words[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    unsigned short pairs[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float low = __fmul_rn(x[4 * i + 2 * j], inverse_scale);
-      const float high = __fmul_rn(x[4 * i + 2 * j + 1], inverse_scale);
-      pairs[j] = floats_to_e4m3x2(low, high);
-    }
-    words[i] = pairs[0] | static_cast<unsigned>(pairs[1]) << 16;
-  }
-  return make_uint2(words[0], words[1]);
-}
-
 // Four codes, in one word, as four bfloat16 in two.
 __device__ __forceinline__ uint2 dequantize(unsigned codes, float scale) {
   float x[4];
@@ -99,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const float scale = shared_scale(x);
   // Exact for a power of two; with an infinite scale it gives what x / scale would.
   const float inverse_scale = __fdiv_rn(1.0f, scale);
-  const uint2 first = quantize(x[0], inverse_scale);
-  const uint2 second = quantize(x[1], inverse_scale);
+  const uint2 first = floats_to_e4m3x8(x[0], inverse_scale);
+  const uint2 second = floats_to_e4m3x8(x[1], inverse_scale);
   reinterpret_cast<uint4*>(record)[lane] = make_uint4(first.x, first.y, second.x, second.y);
 
   if (lane % kLanesPerScale == 0) {

@@ -27,13 +27,7 @@ using CacheVector = uint2;
 __device__ __forceinline__ CacheVector to_cache(uint4 vector, float inverse_scale) {
   float x[kElementsPerVector];
   elements_to_floats(vector, x);
-  unsigned pairs[kElementsPerVector / 2];
-#pragma unroll
-  for (int i = 0; i < kElementsPerVector / 2; ++i) {
-    pairs[i] = floats_to_e4m3x2(__fmul_rn(x[2 * i], inverse_scale),
-                                __fmul_rn(x[2 * i + 1], inverse_scale));
-  }
-  return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+  return floats_to_e4m3x8(x, inverse_scale);
 }
 #else
 using CacheVector = uint4;

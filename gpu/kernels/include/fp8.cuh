@@ -9,6 +9,16 @@ __device__ __forceinline__ unsigned short floats_to_e4m3x2(float low, float high
   return pair;
 }
 
+// Eight values times `scale`, each product rounded to float32 first; the first one in the low byte.
+__device__ __forceinline__ uint2 floats_to_e4m3x8(const float (&x)[8], float scale) {
+  unsigned pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = floats_to_e4m3x2(__fmul_rn(x[2 * i], scale), __fmul_rn(x[2 * i + 1], scale));
+  }
+  return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+}
+
 // cvt.rn.f16x2.e4m3x2, then cvt.f32.f16: both exact, as float16 has every e4m3 value.
 __device__ __forceinline__ void e4m3x2_to_floats(unsigned short pair, float& low, float& high) {
   asm("{\n\t"
