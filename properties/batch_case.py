@@ -252,9 +252,15 @@ def batch_cases(
     ``decode``: one query each. ``paged``: K and V in pages, otherwise ragged.
     """
     queries = st.just(1) if decode else lengths(most_queries)
-    requests = st.lists(
-        st.tuples(queries, lengths(LONGEST)), min_size=1, max_size=MOST_REQUESTS
-    ) | st.lists(st.tuples(queries, lengths(150)), min_size=1, max_size=6)
+    few, many = st.tuples(queries, lengths(150)), st.tuples(queries, lengths(LONGEST))
+    # Hypothesis hardly draws long lists unless it must.
+    requests = st.one_of(
+        st.lists(few, min_size=1, max_size=6),
+        st.integers(1, 6).flatmap(lambda size: st.lists(many, min_size=size, max_size=size)),
+        st.integers(7, MOST_REQUESTS).flatmap(
+            lambda size: st.lists(many, min_size=size, max_size=size)
+        ),
+    )
 
     @st.composite
     def draw_case(draw: st.DrawFn) -> BatchCase:
