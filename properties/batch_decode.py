@@ -58,6 +58,9 @@ SUBJECT = Subject(
     strategy=batch_cases(CONFIGURATIONS, decode=True),
     case_type=BatchCase,
     corners=(
+        # All rows of a tile. Chunks end within a tile of keys, at other lanes in other cases.
+        _decode(300, 65, page_size=1, split=57, group=16, shared=True),
+        _decode(60, page_size=1, split=50),
         _decode(97, 0, 128, 1, page_size=16, group=7, kv_heads=2, order="HND"),
         _decode(0, page_size=1),
         # Empty requests beside a longer one, under a CUDA graph: more than the grid would have.
@@ -65,14 +68,14 @@ SUBJECT = Subject(
         _decode(*(0,) * 19, 300, page_size=16, group=4, split=0, graph=True),
         # Few of them: then the longer one is split, and CTAs of the grid have no work.
         _decode(0, 700, 3, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True),
-        _decode(0, 700, 3, page_size=16, group=4, split=0, graph=True),
-        _decode(300, 65, page_size=1, split=64, group=2, shared=True),
+        _decode(0, 700, 3, page_size=13, group=4, split=0, graph=True),
         _decode(300, 65, page_size=3, split=64, group=3, cuda_cores=True, tile_q=3),
         _decode(130, 40, page_size=64, window_left=0, variant="causal", group=4),
         _decode(130, 40, page_size=7, window_left=70, variant="causal+sink", group=4, split=64),
-        _decode(100, 20, page_size=33, data="nan", group=4),
+        _decode(100, 20, page_size=29, data="nan", group=4, split=58),
         _decode(100, 20, page_size=33, data="minus_inf", cuda_cores=True, tile_q=1, kv_heads=2),
-        _decode(200, 20, page_size=16, data="large", group=16),
+        _decode(200, 20, page_size=16, data="large", group=2),
+        _decode(300, page_size=16, data="underflow", group=16, seed=2),
         # Each of the other configurations.
         _decode(
             150, 9, page_size=5, cuda_cores=True, tile_q=1, kv_heads=2, order="HND", kv="e4m3",

@@ -25,7 +25,6 @@ Operator = Literal["synchronisation", "comparison", "address"]
 
 # Array instructions after which a mutant counts as endless: shipped kernels take far fewer.
 _BUDGET = 400_000
-_EXAMPLES = 4
 # Laws that cost little and see much go first.
 _ORDER = ("bits", "hazards", "traffic", "layout", "schedules")
 
@@ -131,8 +130,13 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
 }
 
 
-def texts(algorithm: str) -> Iterator[str]:
-    """The PTX that the laws of an algorithm run, each text once, as they come to it."""
+def texts(algorithm: str) -> list[str]:
+    """The PTX that the laws of an algorithm run, each text once."""
+    return list(builds(algorithm))
+
+
+def builds(algorithm: str) -> Iterator[str]:
+    """`texts`, as laws come to them: the first one costs a single case."""
     new: list[str] = []
     seen: set[str] = set()
 
@@ -269,10 +273,11 @@ def run(mutant: Mutant, ptx: str) -> Outcome:
         return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
     chosen.sort(key=lambda law: rank(law.name))
-    # Few cases notice most mutants; the others get what verify gives.
-    for examples in (_EXAMPLES, None):
+    # Corners notice most mutants; the others get all that verify gives.
+    for corners, examples in ((True, 0), (False, None)):
         for law in chosen:
-            if run_law(law, context, examples=examples, shrink=False).status == "fail":
+            result = run_law(law, context, examples=examples, shrink=False, corners=corners)
+            if result.status == "fail":
                 return Outcome(mutant, law.name)
     survivor = _known(mutant)
     if survivor is None:
