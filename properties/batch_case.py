@@ -149,17 +149,19 @@ class BatchCase:
 
     @cached_property
     def plan(self) -> Plan:
-        """Of batch_prefill_*; decoding has `decode_plan`."""
+        """Of batch_prefill_*; decoding has `decode_plan`. A user's outputs are never split."""
         problem = self.problem
-        sizes: dict[str, Any] = {"disable_split": True} if self.split < 0 else {}
-        if self.split > 0:
+        user = problem.variant.user
+        is_whole = self.split < 0 or (user is not None and user.output is not None)
+        sizes: dict[str, Any] = {"disable_split": True} if is_whole else {}
+        if self.split > 0 and not is_whole:
             pages = max(self.page_size, 1)
             sizes = {"fixed_split": -(-self.split // pages) * pages}
         return prefill_plan(
             problem.queries.indptr, problem.kv_lens, group=self.group, kv_heads=self.kv_heads,
             head_dim_v=self.dv, page_size=max(self.page_size, 1), sm_count=SM_COUNT,
             window_left=self.window_left, causal=self.has("causal"), tile_q=self.tile_q,
-            graph=self.graph and self.split <= 0, **sizes,
+            graph=self.graph and self.split <= 0 and (user is None or user.output is None), **sizes,
         )  # fmt: skip
 
     @property
@@ -307,7 +309,8 @@ def _affordable(requests: list[tuple[int, int]], heads: int, tile_q: int) -> lis
 def decode_case_plan(case: BatchCase) -> Plan:
     """The plan of batch_decode: the tensor-core planner, or that of CUDA cores."""
     problem = case.problem
-    if case.cuda_cores and case.split == 0:
+    user = problem.variant.user
+    if case.cuda_cores and case.split == 0 and (user is None or user.output is None):
         return decode_plan(
             problem.kv_lens, group=case.group, kv_heads=case.kv_heads,
             page_size=max(case.page_size, 1), max_grid=2 * SM_COUNT, graph=case.graph,

@@ -64,16 +64,24 @@ SUBJECT = Subject(
         _decode(97, 0, 128, 1, page_size=16, group=7, kv_heads=2, order="HND"),
         _decode(0, page_size=1),
         # Empty requests beside a longer one, under a CUDA graph: more than the grid would have.
-        _decode(*(0,) * 19, 300, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True),
+        _decode(
+            *(0,) * 19, 300, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True,
+            data="underflow", seed=2,
+        ),
         _decode(*(0,) * 19, 300, page_size=16, group=4, split=0, graph=True),
         # Few of them: then the longer one is split, and CTAs of the grid have no work.
-        _decode(0, 700, 3, page_size=16, cuda_cores=True, tile_q=1, split=0, graph=True),
+        _decode(
+            0, 300, 3, page_size=13, cuda_cores=True, tile_q=1, kv_heads=2, split=0, graph=True,
+        ),
         _decode(0, 700, 3, page_size=13, group=4, split=0, graph=True),
         _decode(300, 65, page_size=3, split=64, group=3, cuda_cores=True, tile_q=3),
         _decode(130, 40, page_size=64, window_left=0, variant="causal", group=4),
         _decode(130, 40, page_size=7, window_left=70, variant="causal+sink", group=4, split=64),
         _decode(100, 20, page_size=29, data="nan", group=4, split=58),
-        _decode(100, 20, page_size=33, data="minus_inf", cuda_cores=True, tile_q=1, kv_heads=2),
+        _decode(
+            5, 20, 35, 55, 70, 85, 100, 120, page_size=33, data="minus_inf", cuda_cores=True,
+            tile_q=1, kv_heads=2,
+        ),
         _decode(200, 20, page_size=16, data="large", group=2),
         _decode(300, page_size=16, data="underflow", group=16, seed=2),
         # Each of the other configurations.

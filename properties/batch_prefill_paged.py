@@ -55,22 +55,30 @@ SUBJECT = Subject(
         # Last pages of one key, of all, and of some; requests without keys, without queries.
         BatchCase(
             q_lens=(5, 0, 23, 3, 2), kv_lens=(97, 50, 128, 0, 1), page_size=16, group=7,
-            kv_heads=2, variant="causal", tile_q=16, order="HND",
+            kv_heads=2, variant="causal", tile_q=16,
         ),
         BatchCase(q_lens=(0, 3), kv_lens=(0, 0), page_size=1),
+        # Chunks end within a tile of keys, at other lanes in other cases.
         BatchCase(
             q_lens=(9, 9, 2), kv_lens=(300, 300, 130), page_size=1, shared=True, tile_q=16,
-            variant="causal", split=64,
+            group=2, variant="causal", split=57,
+        ),
+        BatchCase(
+            q_lens=(33,), kv_lens=(300,), page_size=25, data="underflow", seed=2,
+            variant="causal", tile_q=16, split=50,
         ),
         BatchCase(
             q_lens=(64, 1, 90), kv_lens=(200, 200, 200), page_size=257, variant="causal",
             window_left=63, split=64, index_bits=64,
         ),
         BatchCase(q_lens=(34,), kv_lens=(1,), page_size=7, variant="causal", data="large"),
-        BatchCase(q_lens=(20, 9), kv_lens=(140, 66), page_size=33, data="nan", tile_q=16),
+        BatchCase(
+            q_lens=(20, 9), kv_lens=(140, 66), page_size=29, data="nan", variant="causal",
+            tile_q=16, split=58,
+        ),
         # Under a CUDA graph: CTAs of the grid have no work.
         BatchCase(
-            q_lens=(3, 0, 9), kv_lens=(400, 30, 0), page_size=16, variant="causal", tile_q=16,
+            q_lens=(3, 0, 9), kv_lens=(400, 30, 0), page_size=13, variant="causal", tile_q=16,
             split=0, graph=True,
         ),
         # Each of the other configurations.

@@ -90,10 +90,14 @@ def run_law(
 
 
 def replay(law: Law, context: Context, case: Any) -> CheckResult:
-    """Checks a law on one case."""
+    """Checks a law on one case. `SimkitError` for a case that is none."""
     started = time.perf_counter()
     try:
         _check(law, context, case)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise SimkitError(
+            f"the case {case_to_json(case)} does not fit: {type(error).__name__}: {error}"
+        ) from error
     except LawSkipped as reason:
         return CheckResult(
             law.algorithm, law.name, _on(law, context), law.tier, 0, "skip", str(reason)

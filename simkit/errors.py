@@ -5,6 +5,8 @@ The command line turns any of them into one readable message and exit code 2.
 
 from __future__ import annotations
 
+import numpy as np
+
 
 class SimkitError(Exception):
     """Base of every error that a wrong input, kernel or machine can cause."""
@@ -56,3 +58,9 @@ class TrapError(SimkitError):
 
 class DeviceUnavailableError(SimkitError):
     """A device that this machine does not have, or a missing library for it."""
+
+
+def check_array(name: str, value: object) -> None:
+    """DtypeError for what is no NumPy array."""
+    if not isinstance(value, np.ndarray):
+        raise DtypeError(f"{name} must be a NumPy array, got {type(value).__name__}")

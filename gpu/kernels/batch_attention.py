@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gpu import jit
 from gpu.counters import Report
 from gpu.device import Array, Device
+from gpu.kernels.kv_append import FIRST_FP8_ARCH
 from gpu.kernels.merge_states import launch_merge_states_variable
 from gpu.kernels.result import KernelResult
 from simkit.algorithms.batch_attention import (
@@ -21,7 +22,7 @@ from simkit.algorithms.batch_attention import (
 )
 from simkit.algorithms.batch_problem import BatchProblem
 from simkit.algorithms.variant import soft_cap_inverse
-from simkit.errors import LaunchError
+from simkit.errors import CompileError, LaunchError
 from simkit.layouts.block_sparse import BlockRows
 from simkit.planning.plan import Plan
 
@@ -122,6 +123,12 @@ def run_plan(
     configuration = jit.Configuration.of(kernel, problem, plan, units)
     if problem.kv_heads > MAX_KV_HEADS:
         raise LaunchError(f"kv_heads is {problem.kv_heads}; a grid takes {MAX_KV_HEADS} at most")
+    arch = int(device.arch.removeprefix("sm_").rstrip("af"))
+    if configuration.kv == "e4m3" and arch < FIRST_FP8_ARCH:
+        raise CompileError(
+            f"{kernel}.cu needs sm_{FIRST_FP8_ARCH} or later for FP8 K and V; the device is "
+            f"{device.arch}"
+        )
     module = jit.build(device, configuration, user=problem.variant.user, source=source)
     if not plan.grid:
         return []
@@ -152,7 +159,8 @@ def _arguments(
         if name in arrays:
             variant[name] = arrays[name].address
     own = problem.variant
-    variant["window_left"] = own.window_left
+    # No query stands after the last key: a longer window is no limit, and may exceed an int.
+    variant["window_left"] = min(own.window_left, int(problem.kv_lens.max(initial=0)))
     if own.soft_cap > 0:
         variant["soft_cap"] = np.float32(own.soft_cap)
         variant["soft_cap_inverse"] = soft_cap_inverse(own.soft_cap)

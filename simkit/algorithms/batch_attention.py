@@ -96,24 +96,83 @@ def check_plan(problem: BatchProblem, plan: Plan, units: Units) -> None:
     tiles = TENSOR_CORE_TILES if units == "tensor_cores" else range(1, MOST_CUDA_CORE_ROWS + 1)
     if plan.tile_q not in tiles:
         raise ShapeError(
-            f"the plan has tiles of {plan.tile_q} query rows; {units} take {list(tiles)}"
+            f"the plan has tiles of {plan.tile_q} query rows; {units} take {list(tiles)}, which "
+            f"planners are told by tile_q"
         )
+    _check_tables(plan)
     lens = problem.queries.lens
-    rows = np.diff(plan.merge_indptr)
-    if plan.batch != problem.batch or rows.size != problem.rows:
+    rows = len(plan.merge_indptr) - 1
+    if plan.batch != problem.batch or rows != problem.rows:
         raise TableError(
-            f"the plan is for {plan.batch} requests with {rows.size} queries, the problem has "
+            f"the plan is for {plan.batch} requests with {rows} queries, the problem has "
             f"{problem.batch} with {problem.rows}"
         )
-    chunks = np.repeat(plan.chunks, lens)
-    wrong = np.flatnonzero(rows != chunks)
-    if wrong.size:
+    wrong = (plan.requests < 0) | (plan.requests >= problem.batch)
+    if wrong.any():
+        item = int(wrong.argmax())
         raise TableError(
-            f"the plan is for other requests: query {wrong[0]} has {rows[wrong[0]]} partial states "
-            f"there, its request has {chunks[wrong[0]]} chunks"
+            f"item {item} of the plan is of request {plan.requests[item]}; the batch has "
+            f"{problem.batch}"
+        )
+    chunks = plan.chunks
+    for name, found, expected in (
+        ("merge_indptr", plan.merge_indptr, indptr_of(np.repeat(chunks, lens))),
+        ("o_indptr", plan.o_indptr, indptr_of(lens * chunks)),
+    ):
+        wrong = found != expected
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise TableError(
+                f"the plan is for other requests: its {name}[{at}] is {found[at]}, these requests "
+                f"and its chunks give {expected[at]}"
+            )
+    if not plan.is_split and (chunks > 1).any():
+        request = int((chunks > 1).argmax())
+        raise TableError(
+            f"request {request} has {chunks[request]} chunks of keys in a plan that does not split"
+        )
+    user = problem.variant.user
+    if plan.is_split and user is not None and user.output is not None:
+        raise ShapeError(
+            f"variant {user.name} transforms outputs, which are whole only if keys are not split: "
+            f"plan with disable_split"
         )
     _check_items(problem, plan)
     _check_keys_covered(problem, plan)
+
+
+def _check_tables(plan: Plan) -> None:
+    """The plan's arrays are as kernels read them."""
+    for name in ("requests", "q_tiles", "kv_chunks"):
+        table = getattr(plan, name)
+        if table.dtype != np.int32 or table.shape != (plan.items,):
+            raise TableError(
+                f"{name} of the plan must be int32 [{plan.items}], got {table.dtype} {table.shape}"
+            )
+    for name in ("merge_indptr", "o_indptr"):
+        table = getattr(plan, name)
+        if table.dtype != np.int64 or table.ndim != 1 or not table.size:
+            raise TableError(
+                f"{name} of the plan must be int64 [... + 1], got {table.dtype} {table.shape}"
+            )
+    if plan.grid < plan.items or plan.kv_chunk < 1:
+        raise TableError(
+            f"the plan has {plan.items} items for a grid of {plan.grid}, and chunks of "
+            f"{plan.kv_chunk} keys"
+        )
+
+
+def _check_keys_covered(problem: BatchProblem, plan: Plan) -> None:
+    batch = problem_batch(problem)
+    stops = batch.tile_keys(plan.requests, plan.q_tiles, plan.tile_q)[:, 1]
+    last = plan.kv_chunks == plan.chunks[plan.requests] - 1
+    short = np.flatnonzero(last & (item_keys(plan, batch)[:, 1] < stops))
+    if short.size:
+        item = int(short[0])
+        raise TableError(
+            f"the plan leaves out keys: {plan.chunks[plan.requests[item]]} chunks of "
+            f"{plan.kv_chunk} end before key {stops[item]} of request {plan.requests[item]}"
+        )
 
 
 def _check_items(problem: BatchProblem, plan: Plan) -> None:
@@ -122,10 +181,8 @@ def _check_items(problem: BatchProblem, plan: Plan) -> None:
     request, tile, chunk = (
         x.astype(np.int64) for x in (plan.requests, plan.q_tiles, plan.kv_chunks)
     )
-    wrong = (request < 0) | (request >= problem.batch)
-    if not wrong.any():
-        wrong = (tile < 0) | (tile >= tiles[request]) | (chunk < 0)
-        wrong |= chunk >= plan.chunks[request]
+    wrong = (tile < 0) | (tile >= tiles[request]) | (chunk < 0)
+    wrong |= chunk >= plan.chunks[request]
     if wrong.any():
         item = int(wrong.argmax())
         raise TableError(
@@ -142,19 +199,6 @@ def _check_items(problem: BatchProblem, plan: Plan) -> None:
         raise TableError(
             f"the plan has a tile and chunk of request {owner} {times[at]} times; each is an item "
             f"once"
-        )
-
-
-def _check_keys_covered(problem: BatchProblem, plan: Plan) -> None:
-    batch = problem_batch(problem)
-    stops = batch.tile_keys(plan.requests, plan.q_tiles, plan.tile_q)[:, 1]
-    last = plan.kv_chunks == plan.chunks[plan.requests] - 1
-    short = np.flatnonzero(last & (item_keys(plan, batch)[:, 1] < stops))
-    if short.size:
-        item = int(short[0])
-        raise TableError(
-            f"the plan leaves out keys: {plan.chunks[plan.requests[item]]} chunks of "
-            f"{plan.kv_chunk} end before key {stops[item]} of request {plan.requests[item]}"
         )
 
 
@@ -223,9 +267,10 @@ def run_plan(
     of target, heads], without arithmetic, where the states do not tell.
     """
     check_plan(problem, plan, units)
-    if machine.is_device and (problem.d not in HEAD_DIMS or problem.dv not in HEAD_DIMS):
+    is_reference = machine.arithmetic == "reference"
+    if not is_reference and (problem.d not in HEAD_DIMS or problem.dv not in HEAD_DIMS):
         raise ShapeError(
-            f"head dimensions are {problem.d} and {problem.dv}; device arithmetic is defined for "
+            f"head dimensions are {problem.d} and {problem.dv}; the kernels are built for "
             f"{HEAD_DIMS}"
         )
     launch = _Launch.place(machine, problem, plan, target, table, state_rows, suffix)
@@ -329,7 +374,8 @@ class _Launch:
             rows = _Rows.of(self, items)
             seen = np.zeros((len(items), problem.kv_heads, plan.tile_q), bool)
             if problem.variant.sinks is not None:
-                seen |= (plan.kv_chunks[items] == 0)[:, None, None]
+                has_sink = problem.variant.sinks[rows.head] > -np.inf
+                seen |= (plan.kv_chunks[items] == 0)[:, None, None] & has_sink
             for step in range(rows.steps):
                 _, at, is_own = rows.keys(step)
                 visible = problem.variant.visible(at) & is_own

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from simkit.algorithms.elements import BF16, E4M3, F16
 from simkit.algorithms.variant import Place, Variant, exact_rotate
-from simkit.errors import DtypeError, ShapeError
+from simkit.errors import DtypeError, ShapeError, check_array
 from simkit.layouts.block_sparse import BlockRows
-from simkit.layouts.paged import Order, PagedCache
+from simkit.layouts.paged import Order, PagedCache, check_order
 from simkit.layouts.ragged import Ragged
 from simkit.layouts.tables import Int64Array
 from simkit.machine.memory import unbacked
@@ -71,6 +71,18 @@ class BatchProblem:
             raise ShapeError(f"v_scale must be a finite float32, got {self.v_scale}")
 
     def _check_arrays(self) -> None:
+        for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v)):
+            check_array(name, tensor)
+        if not isinstance(self.queries, Ragged) or not isinstance(self.keys, Ragged | BlockRows):
+            raise DtypeError(
+                f"queries must be Ragged, keys Ragged or BlockRows, got "
+                f"{type(self.queries).__name__} and {type(self.keys).__name__}"
+            )
+        for name in ("scale", "k_scale", "v_scale"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float | np.number)
+            if not number and not (name == "scale" and value is None):
+                raise DtypeError(f"{name} must be a number, got {type(value).__name__}")
         if self.q.dtype not in (BF16, F16):
             raise DtypeError(f"q must be bfloat16 or float16, got {self.q.dtype}")
         for name, tensor in (("k", self.k), ("v", self.v)):
@@ -93,6 +105,12 @@ class BatchProblem:
             )
 
     def _check_layout(self) -> None:
+        if self.queries.indptr.dtype != self.keys.indptr.dtype:
+            raise DtypeError(
+                f"the tables of queries are {self.queries.indptr.dtype}, those of keys "
+                f"{self.keys.indptr.dtype}; they share one dtype"
+            )
+        check_order(self.order)
         if self.queries.total != self.rows:
             raise ShapeError(f"queries describes {self.queries.total} rows, q has {self.rows}")
         if self.queries.batch != self.keys.batch:
@@ -120,6 +138,14 @@ class BatchProblem:
                     raise ShapeError(f"{name} of the custom mask are not those of the requests")
         if variant.rope is not None:
             longest = int(np.maximum(self.kv_lens, 1).max(initial=1))
+            ahead = (self.queries.lens > self.kv_lens) & (self.kv_lens > 0)
+            if not variant.causal and ahead.any():
+                request = int(ahead.argmax())
+                raise ShapeError(
+                    f"request {request} has {self.queries.lens[request]} queries and "
+                    f"{self.kv_lens[request]} keys: its first queries have positions below 0, for "
+                    f"which there are no angles; only a causal mask hides all keys from them"
+                )
             if variant.rope.shape[1] != self.d or len(variant.rope) < longest:
                 raise ShapeError(
                     f"rope must be [at least {longest} positions, {self.d}], got "

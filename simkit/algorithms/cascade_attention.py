@@ -17,7 +17,6 @@ import numpy as np
 from simkit.algorithms.batch_attention import BatchResult, allocate_states, run_plan
 from simkit.algorithms.batch_problem import BatchProblem
 from simkit.algorithms.merge_states import merge_partial
-from simkit.algorithms.variant import Variant
 from simkit.errors import ShapeError
 from simkit.layouts.block_sparse import BlockRows
 from simkit.layouts.ragged import Ragged
@@ -76,14 +75,21 @@ def check_levels(levels: Sequence[Level]) -> None:
                     f"level {number} has {name} {getattr(problem, name)}, level 0 has "
                     f"{getattr(first, name)}"
                 )
+        if problem.q.dtype != first.q.dtype or not np.array_equal(
+            problem.q.view(np.uint16), first.q.view(np.uint16)
+        ):
+            raise ShapeError(f"level {number} has other queries than level 0")
         variant = problem.variant
         if variant.causal and not is_last:
             raise ShapeError(f"level {number} is causal; only the last, {len(levels) - 1}, may be")
         if variant.sinks is not None and not is_last:
             raise ShapeError(f"level {number} has sinks; only the last, {len(levels) - 1}, may")
-        allowed = Variant(causal=variant.causal, soft_cap=variant.soft_cap, sinks=variant.sinks)
-        for name in ("window_left", "custom_mask", "alibi_slopes", "rope", "user"):
-            if getattr(variant, name) != getattr(allowed, name):
+        placed = {
+            name: getattr(variant, name) is not None
+            for name in ("custom_mask", "alibi_slopes", "rope", "user")
+        } | {"window_left": variant.window_left >= 0}
+        for name, is_there in placed.items():
+            if is_there:
                 raise ShapeError(f"level {number} has {name}, which depends on positions")
         if variant.soft_cap != first.variant.soft_cap:
             raise ShapeError(

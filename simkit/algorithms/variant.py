@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simkit.errors import DtypeError, ShapeError
+from simkit.errors import DtypeError, ShapeError, SimkitError, check_array
 from simkit.layouts.custom_mask import CustomMask
 from simkit.numerics.arrays import Float32Array, Float64Array
 from simkit.numerics.exp2 import exp2
@@ -20,6 +20,12 @@ from simkit.numerics.fma import fma
 from simkit.numerics.scalar import add, divide, multiply, subtract
 
 Array = NDArray[Any]
+
+
+LEAST_SOFT_CAP, LARGEST_SOFT_CAP = 2.0**-20, 2.0**10
+"""The kernels' tanh has an absolute error of some 2^-24: above, caps would swallow small logits."""
+LARGEST_SINK = 2.0**20
+"""In size: beyond, base-2 exponents in float32 have few bits left for fractions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +55,7 @@ class UserVariant:
     ``logit``, ``visible`` and ``output``; what is left out does nothing. The Python functions get
     arrays, float32 for the kernel's bits and float64 for the reference, and use NumPy's operators,
     each of which rounds once like the CUDA code's; natural units. ``values``: float32 [n], of both.
+    ``output`` is of the whole output, so that plans for such a variant may not split keys.
     ``name``: for the cache of compiled kernels and messages.
     """
 
@@ -60,14 +67,27 @@ class UserVariant:
     values: Float32Array | None = None
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ShapeError(f"a variant's name is an identifier, not {self.name!r}")
+        if not isinstance(self.cuda, str):
+            raise DtypeError(f"cuda of {self.name} is text, not {type(self.cuda).__name__}")
+        if self.values is not None:
+            check_array("values", self.values)
         if self.values is not None and self.values.dtype != np.float32:
             raise DtypeError(f"values must be float32, got {self.values.dtype}")
 
     @property
     def array(self) -> Float32Array:
         return np.zeros(0, np.float32) if self.values is None else self.values
+
+    def call(self, hook: str, *arguments: Any) -> Any:
+        """The Python counterpart of a hook; `SimkitError` that names it where it raises."""
+        try:
+            return getattr(self, hook)(*arguments)
+        except Exception as error:
+            raise SimkitError(
+                f"variant {self.name}: its {hook} in Python raises {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,14 +120,33 @@ class Variant:
             ("sinks", self.sinks, 1),
             ("rope", self.rope, 2),
         ):
+            if tensor is not None:
+                check_array(name, tensor)
             if tensor is not None and (tensor.dtype != np.float32 or tensor.ndim != axes):
                 raise DtypeError(
                     f"{name} must be float32 of {axes} axes, got {tensor.dtype} {tensor.shape}"
                 )
-        if self.window_left < -1:
-            raise ShapeError(f"window_left is {self.window_left}; it is -1 (no limit) or more")
-        if not (self.soft_cap == 0 or 2.0**-60 < self.soft_cap < 2.0**60):
-            raise ShapeError(f"soft_cap is {self.soft_cap}; it is 0 (none) or 2^-60 to 2^60")
+        if not isinstance(self.window_left, int | np.integer) or self.window_left < -1:
+            raise ShapeError(f"window_left is {self.window_left!r}; it is -1 (no limit) or more")
+        if not isinstance(self.soft_cap, int | float | np.floating) or not (
+            self.soft_cap == 0 or LEAST_SOFT_CAP <= self.soft_cap <= LARGEST_SOFT_CAP
+        ):
+            raise ShapeError(
+                f"soft_cap is {self.soft_cap!r}; it is 0 (none) or {LEAST_SOFT_CAP:g} to "
+                f"{LARGEST_SOFT_CAP:g}: the kernels' tanh errs by 2^-24 of it"
+            )
+        if self.sinks is not None and (self.sinks > -np.inf).any():
+            largest = np.abs(self.sinks[self.sinks > -np.inf]).max()
+            if largest > LARGEST_SINK:
+                raise ShapeError(
+                    f"a sink is {largest:g} in size; it is at most {LARGEST_SINK:g}, or -inf"
+                )
+        for name, own, kind in (
+            ("custom_mask", self.custom_mask, CustomMask),
+            ("user", self.user, UserVariant),
+        ):
+            if own is not None and not isinstance(own, kind):
+                raise DtypeError(f"{name} must be a {kind.__name__}, got {type(own).__name__}")
         if self.rope is not None and self.alibi_slopes is not None:
             raise ShapeError("rope and alibi_slopes are two encodings of position: one at most")
 
@@ -127,7 +166,7 @@ class Variant:
             distance = np.abs(at.position - at.key).astype(np.float32)
             found = fma(self.alibi_slopes[at.head], -distance, found)
         if self.user is not None and self.user.logit is not None:
-            found = self.user.logit(found, at, self.user.array)
+            found = self.user.call("logit", found, at, self.user.array)
         return found
 
     def exact_logits(self, scores: Float64Array, at: Place, scale: float) -> Float64Array:
@@ -139,7 +178,7 @@ class Variant:
             slopes = self.alibi_slopes.astype(np.float64)[at.head]
             found = found - slopes * np.abs(at.position - at.key)
         if self.user is not None and self.user.logit is not None:
-            found = self.user.logit(found, at, self.user.array.astype(np.float64))
+            found = self.user.call("logit", found, at, self.user.array.astype(np.float64))
         return found
 
     def visible(self, at: Place) -> NDArray[np.bool_]:
@@ -155,7 +194,7 @@ class Variant:
             index = (np.broadcast_to(x, seen.shape)[seen] for x in (at.request, at.row, at.key))
             seen[seen] = self.custom_mask.visible(*index)
         if self.user is not None and self.user.visible is not None:
-            seen = seen & self.user.visible(at, self.user.array)
+            seen = seen & self.user.call("visible", at, self.user.array)
         return np.asarray(seen)
 
     def output(self, output: Array, at: Place, dimension: Array) -> Array:
@@ -163,7 +202,7 @@ class Variant:
         if self.user is None or self.user.output is None:
             return output
         values = self.user.array.astype(output.dtype)
-        return self.user.output(output, at, dimension, values)
+        return self.user.call("output", output, at, dimension, values)
 
 
 def soft_cap_inverse(cap: float) -> np.float32:

@@ -33,7 +33,7 @@ def run(
     settings: Settings = None,
     gpu: GpuName = "h100",
     on: Annotated[str, typer.Option(help="model, ptx (the executor) or cuda.")] = "model",
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     dram: Annotated[
         bool, typer.Option("--dram", help="On ptx: also count what an L2 lets through (slower).")
     ] = False,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from simkit.errors import SimkitError
+from simkit.errors import CapacityError, SimkitError
 from simkit.layouts.tables import Int64Array
 
 Values = Mapping[str, Any]
@@ -17,6 +17,8 @@ Values = Mapping[str, Any]
 Kind = Literal["size", "flag", "lengths", "number", "word"]
 
 _MOST = 2**31 - 1  # kernels take sizes as int
+MOST_REQUESTS, MOST_TOKENS = 2**16, 2**26
+"""Of a batch: what its tables and the counting of every access take minutes for."""
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -85,8 +87,16 @@ def by_request(values: Values, *names: str) -> tuple[Int64Array, ...]:
         told = (f"{name} has {len(one)} lengths" for name, one in lists.items())
         raise SimkitError(" and ".join(told))
     requests = counts.pop()
+    if requests > MOST_REQUESTS:
+        raise CapacityError(f"{requests} requests; this command takes {MOST_REQUESTS} at most")
     lengths = (np.array(values[name], np.int64) for name in names)
-    return tuple(np.repeat(one, requests) if one.size == 1 else one for one in lengths)
+    found = tuple(np.repeat(one, requests) if one.size == 1 else one for one in lengths)
+    for name, one in zip(names, found, strict=True):
+        if one.sum() > MOST_TOKENS:
+            raise CapacityError(
+                f"{name} of all requests is {one.sum()}; this command takes {MOST_TOKENS} at most"
+            )
+    return found
 
 
 def _size(setting: Setting, text: str) -> int:

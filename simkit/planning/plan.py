@@ -8,10 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from simkit.errors import TableError
+from simkit.errors import CapacityError, TableError
 from simkit.layouts.tables import Int64Array, Table, indptr_of, ramps
 from simkit.planning.batch import MOST_LENGTH, Batch
 
+MOST_ENTRIES = 2**27
+"""Of a table on the host, which takes 1 GiB then."""
 STATE_BYTES = 4
 """Partial outputs and their LSE are float32."""
 
@@ -99,6 +101,9 @@ def plan_of(
     """
     counts = batch.tiles(tile_q) * chunks
     items = int(counts.sum())
+    for what, number in (("work items", items), ("queries", batch.rows)):
+        if number > MOST_ENTRIES:
+            raise CapacityError(f"the plan has {number} {what}; tables hold {MOST_ENTRIES} at most")
     limit = MOST_LENGTH if grid is None else grid
     if items > limit:
         raise TableError(

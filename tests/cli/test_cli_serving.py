@@ -197,7 +197,7 @@ def test_naive_attention_solves_the_same_problem() -> None:
         (("batch_decode", "kv_len=1,x"), "a whole number, or some with commas"),
         (("batch_decode", "units=fp64"), "--set units=fp64: it is auto, or one of tensor, cuda"),
         (("batch_decode", "heads=3"), "heads must be a multiple of kv_heads, got 3 and 2"),
-        (("batch_decode", "d=192"), "device arithmetic is defined for (64, 128, 256)"),
+        (("batch_decode", "d=192"), "the kernels are built for (64, 128, 256)"),
         (("batch_decode", "heads=64", "units=cuda"), "tiles of 32 query rows; cuda_cores take"),
         (("batch_decode", "alibi=true", "rope=true"), "two encodings of position"),
         (("batch_prefill_paged", "q_len=1,2", "kv_len=1,2,3"), "q_len has 2 lengths and kv_len"),

@@ -18,12 +18,14 @@ from gpu.kernels.block_sparse_attention import block_sparse_attention
 from gpu.kernels.cascade_attention import cascade_attention
 from properties.batch_case import BatchCase
 from properties.cascade_attention import CascadeCase
+from simkit.algorithms.batch_prefill_ragged import batch_prefill_ragged as model
 from simkit.algorithms.batch_problem import BatchProblem, batch_reference
 from simkit.algorithms.elements import BF16, E4M3
 from simkit.algorithms.variant import Variant, rope_angles
-from simkit.errors import DtypeError, ShapeError, TableError
+from simkit.errors import CompileError, DtypeError, ShapeError, TableError
 from simkit.layouts.block_sparse import BlockRows
 from simkit.layouts.ragged import Ragged
+from simkit.machine.machine import Machine
 from simkit.planning.plan import Plan
 from simkit.planning.prefill import prefill_plan
 
@@ -101,6 +103,50 @@ def test_items_are_those_of_the_batch_once(device: Device, tile: int, message: s
         batch_prefill_ragged(device, case.problem, replace(case.plan, q_tiles=q_tiles))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: {"is_split": False}, "2 chunks of keys in a plan that does not split"),
+        (lambda plan: {"requests": plan.requests.astype(np.int64)}, "requests .* int64"),
+        (lambda plan: {"requests": plan.requests + 1}, "of request 3; the batch has 3"),
+        (lambda plan: {"kv_chunks": plan.kv_chunks[:-1]}, "kv_chunks of the plan must be"),
+        (lambda plan: {"grid": 1}, "for a grid of 1"),
+        (lambda plan: {"o_indptr": plan.o_indptr // 2}, "o_indptr"),
+        (lambda plan: {"merge_indptr": plan.merge_indptr + 1}, "merge_indptr"),
+        (lambda plan: {"kv_chunk": 0}, "chunks of 0 keys"),
+    ],
+)
+def test_plans_that_are_none(device: Device, change: Any, message: str) -> None:
+    case = replace(RAGGED, split=64)
+    plan = replace(case.plan, **change(case.plan))
+    with pytest.raises(TableError, match=message):
+        batch_prefill_ragged(device, case.problem, plan)
+
+
+def test_outputs_that_users_transform_are_whole(device: Device) -> None:
+    case = replace(RAGGED, variant="damped")
+    split = replace(RAGGED, split=64).plan
+    with pytest.raises(ShapeError, match="damped transforms outputs"):
+        batch_prefill_ragged(device, case.problem, split)
+
+
+def test_fp8_needs_an_architecture_that_has_it() -> None:
+    case = replace(PAGED, kv="e4m3")
+    with pytest.raises(CompileError, match=r"needs sm_89 .* the device is sm_80"):
+        batch_prefill_paged(gpu.open("ptx", gpu="a100"), case.problem, case.plan)
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
+def test_a_window_of_any_length_is_no_limit(device: Device, window: int) -> None:
+    """More queries than keys, without a causal mask: the first positions are below 0."""
+    case = replace(RAGGED, q_lens=(9,), kv_lens=(3,))
+    all_keys = batch_prefill_ragged(device, case.problem, case.plan).outputs
+    problem = replace(case.problem, variant=Variant(window_left=window))
+    found = batch_prefill_ragged(device, problem, case.plan).outputs
+    assert np.array_equal(found["o"], all_keys["o"])
+    assert np.array_equal(found["lse"], all_keys["lse"])
+
+
 def test_tiles_that_there_are(device: Device) -> None:
     with pytest.raises(ShapeError, match="tiles of 128"):
         batch_prefill_ragged(device, RAGGED.problem, plan_of(RAGGED.problem, tile_q=128))
@@ -142,6 +188,15 @@ def test_head_dimensions_that_there_are(device: Device) -> None:
         ({"keys": Ragged.from_lengths(np.array([70, 133]))}, ShapeError, "2"),
         ({"variant": Variant(sinks=np.zeros(2, np.float32))}, ShapeError, "sinks must be"),
         ({"variant": Variant(rope=rope_angles(100, 64))}, ShapeError, "130 positions"),
+        ({"q": [1.0]}, DtypeError, "q must be a NumPy array, got list"),
+        ({"queries": np.zeros(3)}, DtypeError, "queries must be Ragged"),
+        ({"scale": "1"}, DtypeError, "scale must be a number"),
+        ({"order": "XYZ"}, ShapeError, "XYZ"),
+        (
+            {"keys": Ragged.from_lengths(np.array([70, 3, 130]), np.int64)},
+            DtypeError,
+            "queries are int32, those of keys int64",
+        ),
     ],
 )
 def test_problems_that_do_not_fit_together(
@@ -156,7 +211,13 @@ def test_problems_that_do_not_fit_together(
     [
         ({"window_left": -2}, ShapeError, "-2"),
         ({"soft_cap": -1.0}, ShapeError, "soft_cap"),
+        ({"soft_cap": 1e9}, ShapeError, "0.* to 1024"),
+        ({"soft_cap": "1"}, ShapeError, "soft_cap"),
+        ({"window_left": 2.5}, ShapeError, "2.5"),
+        ({"sinks": np.array([1e10], np.float32)}, ShapeError, "sink is 1e.10"),
         ({"alibi_slopes": np.zeros(3)}, DtypeError, "float32"),
+        ({"alibi_slopes": [1.0]}, DtypeError, "got list"),
+        ({"custom_mask": np.zeros(3)}, DtypeError, "CustomMask"),
         (
             {"rope": rope_angles(4, 64), "alibi_slopes": np.zeros(1, np.float32)},
             ShapeError,
@@ -177,6 +238,9 @@ def test_variants_that_there_are_not(
         (0, {"variant": Variant(causal=True)}, "level 0 is causal; only the last, 1"),
         (0, {"variant": Variant(sinks=np.zeros(1, np.float32))}, "sinks"),
         (1, {"variant": Variant(window_left=5)}, "window_left"),
+        (1, {"variant": Variant(alibi_slopes=np.zeros(1, np.float32))}, "alibi_slopes"),
+        (1, {"variant": Variant(rope=rope_angles(100, 64))}, "rope"),
+        (1, {"q": np.zeros((4, 1, 64), BF16)}, "other queries"),
         (1, {"variant": Variant(soft_cap=3.0)}, "soft_cap"),
         (1, {"scale": 1.0}, "scale"),
     ],
@@ -188,6 +252,27 @@ def test_levels_that_do_not_cascade(
     levels[level] = replace(levels[level], problem=replace(levels[level].problem, **change))
     with pytest.raises(ShapeError, match=message):
         cascade_attention(device, levels)
+
+
+def test_rotary_embedding_has_no_angles_below_zero() -> None:
+    variant = Variant(rope=rope_angles(200, 64))
+    case = replace(RAGGED, q_lens=(5, 0, 20), kv_lens=(3, 3, 130))
+    with pytest.raises(ShapeError, match="request 0 has 5 queries and 3 keys"):
+        replace(case.problem, variant=variant)
+    replace(case.problem, variant=replace(variant, causal=True))
+
+
+def test_a_sink_of_minus_infinity_is_no_key() -> None:
+    """Counting alone knows which states are empty as well as arithmetic does."""
+    case = BatchCase(q_lens=(3,), kv_lens=(0,), group=2, tile_q=16, split=0, graph=True)
+    sinks = np.array([-np.inf, 1.0], np.float32)
+    problem = replace(case.problem, variant=Variant(sinks=sinks))
+    traffic = []
+    for arithmetic in ("device", "none"):
+        machine = Machine("h100", arithmetic)  # type: ignore[arg-type]
+        model(machine, problem, case.plan)
+        traffic.append(machine.traffic)
+    assert traffic[0] == traffic[1]
 
 
 def test_queries_that_stand_among_a_prefix(device: Device) -> None:

@@ -120,6 +120,15 @@ def test_a_variant_that_does_not_compile_is_named_with_its_line() -> None:
         run(gpu.open("ptx"), problem, CASE.plan)
 
 
+def test_a_counterpart_that_raises_is_named() -> None:
+    context = Context(gpu.open("ptx"), find_gpu("h100"))
+    raising = replace(RELATIVE, name="raising", logit=lambda x, at, values: x / values[1000])
+    for law in variant_laws(raising, examples=0)[:1]:
+        result = run_law(law, context, shrink=False)
+        assert result.status == "fail"
+        assert "variant raising: its logit in Python raises IndexError" in result.detail
+
+
 def test_names_and_values_of_variants() -> None:
     with pytest.raises(ShapeError, match="identifier"):
         UserVariant(name="two words", cuda="")

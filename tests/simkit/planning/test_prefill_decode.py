@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simkit.errors import DtypeError, ShapeError, TableError
+from simkit.errors import CapacityError, DtypeError, ShapeError, TableError
 from simkit.planning.decode import decode_plan
 from simkit.planning.plan import Plan, coverage
 from simkit.planning.prefill import cta_tile_q, prefill_plan
@@ -226,8 +226,8 @@ def test_decode_refuses(name: str) -> None:
         decode_plan(np.array([-5]), group=1, kv_heads=1, page_size=1, max_grid=1)
 
 
-def test_more_items_than_an_int32_counts() -> None:
-    with pytest.raises(TableError, match="4294967294 work items, but the grid has 2147483647"):
+def test_more_items_than_tables_hold() -> None:
+    with pytest.raises(CapacityError, match="4294967294 work items; tables hold 134217728"):
         prefill_plan(
             np.arange(3), np.full(2, 2**31 - 1),
             group=1, kv_heads=1, head_dim_v=64, sm_count=1, fixed_split=1,
