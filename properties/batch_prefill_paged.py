@@ -64,8 +64,8 @@ SUBJECT = Subject(
             group=2, variant="causal", split=57,
         ),
         BatchCase(
-            q_lens=(33,), kv_lens=(300,), page_size=25, data="underflow", seed=2,
-            variant="causal", tile_q=16, split=50,
+            q_lens=(33,), kv_lens=(300,), page_size=57, data="underflow", seed=2,
+            variant="causal", tile_q=16, split=114,
         ),
         BatchCase(
             q_lens=(64, 1, 90), kv_lens=(200, 200, 200), page_size=257, variant="causal",

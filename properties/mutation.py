@@ -81,6 +81,43 @@ class Survivor:
     is_equivalent: bool = True
 
 
+_NO_KEYS = "without keys the maximum is -inf, and so is the LSE that is computed with it"
+_NOT_HIDDEN = "a tile that every row sees is masked, which hides nothing"
+_BATCH = (
+    Survivor("comparison", "find_rows(", "a tile that is not there has no keys to find"),
+    Survivor("comparison", "end_key <= stop", _NOT_HIDDEN),
+    Survivor("comparison", "first_key >= last_band.first", _NOT_HIDDEN),
+    Survivor(
+        "comparison",
+        "bool visible = at.key >= band.first",
+        "keys begin with 0 and end with the chunk; rows that fill up a tile are not stored",
+    ),
+    Survivor(
+        "comparison",
+        "lane.member == 0",
+        "the four lanes of a row have the same maximum, sum and LSE",
+    ),
+    Survivor("comparison", "if (sum > 0.0f) return lse", _NO_KEYS),
+    Survivor(
+        "comparison",
+        "index < TILE_Q * row_chunks",
+        "a tile of 16 rows has no fewer chunks than there are threads",
+    ),
+    Survivor(
+        "synchronisation",
+        "O takes the place of K and V",
+        "with 16 rows the barrier before the sums are read comes first",
+    ),
+    Survivor(
+        "address",
+        "rows[threadIdx.x] = place",
+        "without ALiBi and sink nobody reads a row's slope and sink",
+    ),
+)
+"""Of the body that the kernels of batched attention share, in the build that is changed by default:
+16 rows, tensor cores, no variant or a causal one.
+"""
+
 SURVIVORS: dict[str, tuple[Survivor, ...]] = {
     "naive_attention": (
         Survivor(
@@ -106,11 +143,7 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
             "a tile that ends with the last key is masked, which hides nothing",
         ),
         Survivor("comparison", "lane.member == 0", "the four lanes of a row have the same LSE"),
-        Survivor(
-            "comparison",
-            "if (sum > 0.0f) return lse",
-            "without keys the maximum is -inf, and so is the LSE that is computed with it",
-        ),
+        Survivor("comparison", "if (sum > 0.0f) return lse", _NO_KEYS),
         Survivor(
             "synchronisation",
             "O takes the place of Q",
@@ -121,12 +154,16 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
     "flash_decoding": (
         Survivor("comparison", "lane == 0", "every lane has the same value to store"),
         Survivor("comparison", "split < splits; ++split", "there is always a split"),
-        Survivor(
-            "comparison",
-            "if (sum > 0.0f) return lse",
-            "without keys the maximum is -inf, and so is the LSE that is computed with it",
-        ),
+        Survivor("comparison", "if (sum > 0.0f) return lse", _NO_KEYS),
     ),
+    "kv_append": (
+        Survivor("comparison", "lane >= heads *", "a V of 256 values has a vector for every lane"),
+    ),
+    "batch_decode": _BATCH,
+    "batch_prefill_paged": _BATCH,
+    "batch_prefill_ragged": _BATCH,
+    "block_sparse_attention": _BATCH,
+    "cascade_attention": _BATCH,
 }
 
 

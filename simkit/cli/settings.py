@@ -17,8 +17,8 @@ Values = Mapping[str, Any]
 Kind = Literal["size", "flag", "lengths", "number", "word"]
 
 _MOST = 2**31 - 1  # kernels take sizes as int
-MOST_REQUESTS, MOST_TOKENS = 2**16, 2**26
-"""Of a batch: what its tables and the counting of every access take minutes for."""
+MOST_REQUESTS, MOST_TOKENS = 2**16, 2**23
+"""Of a batch: beyond, counting every access by its address takes minutes."""
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

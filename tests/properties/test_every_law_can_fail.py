@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from broken_planners import SPLIT, called
 from faults import BROKEN_KERNELS, BROKEN_MODELS, find
 
 import gpu
+import properties.split_planner
 from properties.catalog import law, laws
 from properties.law import Context
 from properties.run import run_law
@@ -35,6 +37,15 @@ def test_broken_model_fails_the_law(
     result = run_law(law(*name), context, shrink=False)
     assert result.status == "fail"
     assert "Error" not in result.detail.split(":")[0]
+
+
+def test_published_decode_planner_overruns_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner's own check finds it, where the published one has none."""
+    called(properties.split_planner, "decode_plan", published=True)(monkeypatch)
+    context = Context(gpu.open("ptx"), find_gpu("h100"))
+    result = run_law(law(SPLIT, "decode_grid"), context, shrink=False)
+    assert result.status == "fail"
+    assert "work items, but the grid has 27 CTAs" in result.detail
 
 
 def test_no_law_is_left_out() -> None:
