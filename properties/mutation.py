@@ -159,6 +159,17 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
     "kv_append": (
         Survivor("comparison", "lane >= heads *", "a V of 256 values has a vector for every lane"),
     ),
+    "merge_states": (
+        Survivor(
+            "comparison", "pair / heads", "a quotient of 64 bits is that of 32 where both fit"
+        ),
+        Survivor(
+            "synchronisation",
+            "every lane has read lse",
+            "a warp counts as one thread: what its lanes do to each other is not looked at",
+            is_equivalent=False,
+        ),
+    ),
     "batch_decode": _BATCH,
     "batch_prefill_paged": _BATCH,
     "batch_prefill_ragged": _BATCH,
