@@ -149,7 +149,10 @@ SUBJECT = Subject(
         ),
         BlockSparseCase(density=0.0),
         BlockSparseCase(rows=1, columns=1, block_rows=1, block_columns=1, density=1.0),
-        BlockSparseCase(rows=40, columns=300, block_rows=64, block_columns=3, density=0.7),
+        BlockSparseCase(
+            rows=40, columns=300, block_rows=64, block_columns=3, density=0.7, kv_heads=2, split=57
+        ),
+        BlockSparseCase(rows=33, columns=300, block_rows=40, density=1.0, data="underflow", seed=2),
     ),
     thorough=BlockSparseCase(rows=40, columns=200, density=0.7, elements=True, split=64),
     model=_model,

@@ -188,6 +188,14 @@ SUBJECT = Subject(
         # Nobody has a key.
         CascadeCase(kv_lens=((0,), (0, 0, 0, 0)), variant=""),
         CascadeCase(kv_lens=((300,), (5, 6, 7, 8)), data="large", page_size=1),
+        # Every level without a mask, the first one with chunks that end within a tile of keys.
+        CascadeCase(
+            q_lens=(9, 3, 0, 5), kv_lens=((300,), (5, 20, 37, 55)), page_size=1, kv_heads=2,
+            split=57, variant="",
+        ),
+        CascadeCase(
+            q_lens=(33,), groups=((1,),), kv_lens=((300,),), data="underflow", seed=2, variant=""
+        ),
     ),
     thorough=CascadeCase(q_lens=(3, 1), groups=((2,), (1, 1)), kv_lens=((100,), (20, 70))),
     model=_model,

@@ -83,6 +83,7 @@ class Survivor:
 
 _NO_KEYS = "without keys the maximum is -inf, and so is the LSE that is computed with it"
 _NOT_HIDDEN = "a tile that every row sees is masked, which hides nothing"
+_STATES = "the levels of a cascade leave states, not O"
 _BATCH = (
     Survivor("comparison", "find_rows(", "a tile that is not there has no keys to find"),
     Survivor("comparison", "end_key <= stop", _NOT_HIDDEN),
@@ -172,9 +173,22 @@ SURVIVORS: dict[str, tuple[Survivor, ...]] = {
     ),
     "batch_decode": _BATCH,
     "batch_prefill_paged": _BATCH,
-    "batch_prefill_ragged": _BATCH,
+    "batch_prefill_ragged": (
+        *_BATCH,
+        Survivor(
+            "comparison",
+            "key < stop ? keys.number(key)",
+            "a number that no table gives, of a key that is not loaded",
+        ),
+    ),
     "block_sparse_attention": _BATCH,
-    "cascade_attention": _BATCH,
+    "cascade_attention": (
+        *_BATCH,
+        Survivor("address", "float_to_element(x)", _STATES),
+        Survivor("address", "(queries.start + place.row) * a.heads", _STATES),
+        Survivor("address", "reinterpret_cast<uint4*>(a.o)", _STATES),
+        Survivor("address", "a.is_split ? a.partial_lse : a.lse", _STATES),
+    ),
 }
 
 
