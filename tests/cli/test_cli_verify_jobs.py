@@ -80,3 +80,15 @@ def test_algorithms_that_take_no_variant(cli, tmp_path: Path) -> None:
     file = variant(tmp_path, "elsewhere", 1.0)
     message = cli("verify", "flash_attention", "--variant", file, code=2).stderr
     assert "no algorithm 'flash_attention' with laws; there are batch_prefill_ragged" in message
+
+
+@pytest.mark.parametrize(
+    "case", ['{"q_lens": "x"}', '{"seed": -1}', '{"data": "bogus"}', '{"element": "f64"}']
+)
+def test_a_case_that_is_none_is_bad_input(cli, case: str) -> None:
+    words = ("verify", "batch_prefill_paged", "--law", "bits", "--on", "ptx", "--case", case)
+    assert "does not fit" in cli(*words, code=2).stderr
+
+
+def test_a_seed_below_zero(cli) -> None:
+    assert "--seed" in cli("run", "batch_decode", "--seed", "-1", code=2).stderr
