@@ -68,7 +68,7 @@ SUBJECT = Subject(
         # tile; groups that are no power of two.
         BatchCase(
             q_lens=(5, 0, 23, 3, 0, 20), kv_lens=(100, 50, 130, 0, 0, 7), group=7, kv_heads=2,
-            variant="causal", tile_q=16, split=57,
+            variant="causal", tile_q=16,
         ),
         BatchCase(q_lens=(0,), kv_lens=(0,)),
         # Chunks that only some rows see, and chunks that none does.
@@ -90,6 +90,7 @@ SUBJECT = Subject(
             q_lens=(20, 9), kv_lens=(140, 66), data="minus_inf", variant="causal", tile_q=16,
             split=53,
         ),
+        BatchCase(q_lens=(9,), kv_lens=(130,), variant="causal", tile_q=16, split=57, group=3),
         BatchCase(q_lens=(9,), kv_lens=(130,), variant="causal", tile_q=16, split=58),
         BatchCase(
             q_lens=(33,), kv_lens=(300,), data="underflow", seed=2, variant="causal", tile_q=16,

@@ -152,6 +152,8 @@ SUBJECT = Subject(
         BlockSparseCase(
             rows=40, columns=300, block_rows=64, block_columns=3, density=0.7, kv_heads=2, split=57
         ),
+        # Chunks and keys end everywhere in a tile.
+        *(BlockSparseCase(rows=9, columns=150, density=1.0, split=keys) for keys in (69, 90, 118)),
         BlockSparseCase(rows=33, columns=300, block_rows=40, density=1.0, data="underflow", seed=2),
     ),
     thorough=BlockSparseCase(rows=40, columns=200, density=0.7, elements=True, split=64),

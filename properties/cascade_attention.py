@@ -177,7 +177,7 @@ SUBJECT = Subject(
     strategy=STRATEGY,
     case_type=CascadeCase,
     corners=(
-        CascadeCase(group=7, kv_heads=2),
+        CascadeCase(group=7, kv_heads=2, page_size=10, split=90),
         # Three levels, a prefix without keys, requests with several queries and with none.
         CascadeCase(
             q_lens=(3, 0, 20, 5), groups=((4,), (1, 3), (1, 1, 1, 1)),
@@ -188,13 +188,17 @@ SUBJECT = Subject(
         # Nobody has a key.
         CascadeCase(kv_lens=((0,), (0, 0, 0, 0)), variant=""),
         CascadeCase(kv_lens=((300,), (5, 6, 7, 8)), data="large", page_size=1),
-        # Every level without a mask, the first one with chunks that end within a tile of keys.
+        # Every level without a mask; chunks and keys end everywhere in a tile.
         CascadeCase(
-            q_lens=(9, 3, 0, 5), kv_lens=((300,), (5, 20, 37, 55)), page_size=1, kv_heads=2,
-            split=57, variant="",
+            q_lens=(9, 3, 1, 1, 1, 1, 1, 5), groups=((8,), (1,) * 8), kv_heads=2, page_size=7,
+            kv_lens=((300,), (5, 20, 37, 55, 69, 84, 101, 120)), split=114, variant="",
         ),
         CascadeCase(
-            q_lens=(33,), groups=((1,),), kv_lens=((300,),), data="underflow", seed=2, variant=""
+            q_lens=(33,), groups=((1,),), kv_lens=((300,),), page_size=10, data="underflow", seed=2,
+            split=100, variant="",
+        ),
+        CascadeCase(
+            q_lens=(2,), groups=((1,),), kv_lens=((130,),), page_size=1, split=57, variant=""
         ),
     ),
     thorough=CascadeCase(q_lens=(3, 1), groups=((2,), (1, 1)), kv_lens=((100,), (20, 70))),

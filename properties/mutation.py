@@ -335,16 +335,22 @@ def run(mutant: Mutant, ptx: str) -> Outcome:
         return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
     chosen.sort(key=lambda law: rank(law.name))
-    # Corners notice most mutants; the others get all that verify gives.
-    for corners, examples in ((True, 0), (False, None)):
+
+    def noticed(*, corners: bool, examples: int | None) -> str:
         for law in chosen:
             result = run_law(law, context, examples=examples, shrink=False, corners=corners)
             if result.status == "fail":
-                return Outcome(mutant, law.name)
+                return law.name
+        return ""
+
+    # Corners notice most mutants; what nobody can say a reason for gets all that verify tries.
+    law = noticed(corners=True, examples=0)
+    if law:
+        return Outcome(mutant, law)
     survivor = _known(mutant)
-    if survivor is None:
-        return Outcome(mutant, "")
-    return Outcome(mutant, "", survivor.reason, survivor.is_equivalent)
+    if survivor:
+        return Outcome(mutant, "", survivor.reason, survivor.is_equivalent)
+    return Outcome(mutant, noticed(corners=False, examples=None))
 
 
 def _known(mutant: Mutant) -> Survivor | None:
