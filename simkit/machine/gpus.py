@@ -5,7 +5,13 @@ Sources, by the names that the fields carry:
   and its CUDA core table (cuda_core_info_table.cc).
 - occupancy: NVIDIA's cuda_occupancy.h of CUDA 12.9.
 - PTX: PTX ISA 9.1.
-- CPG: CUDA C++ Programming Guide, arithmetic instruction throughput.
+- CPG: CUDA C++ Programming Guide 12.6, arithmetic instruction throughput (table 4).
+- dissecting: Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU Architecture, arXiv
+  2402.13499 (tables IV, V, VII) and its extension arXiv 2501.12084 (tables 4, 5, 8, 9).
+- gpu-benches: raw measurements in github.com/te42kyfo/gpu-benches (gpu-l2-cache, gpu-latency).
+- BabelStream: Azure AI benchmarking guide, ND H100 v5, kernel Dot, which only reads.
+- Antepara: Antepara et al., SC '25, doi 10.1145/3712285.3759815, energy parameters.
+- GEMM: github.com/stas00/ml-engineering, compute/accelerator: best measured matrix products.
 """
 
 from __future__ import annotations
@@ -42,8 +48,21 @@ class Gpu:
     tensor_fp8_flop_per_clk: int | None = _fact("dense fp8 FLOP per cycle and SM", "XLA")
     fp32_lanes: int = _fact("fp32 fma per cycle and SM", "XLA, CPG")
     ex2_per_clk: int = _fact("ex2 results per cycle and SM", "CPG")
+    mma_sync_fraction: float = _fact("of the tensor rate, by mma.sync", "dissecting, VII")
+    compare_per_clk: int = _fact("fp32 max or compare results per cycle and SM", "CPG")
+    widen_per_clk: int = _fact("fp8 or f16 to the next wider type, results", "FlashMLA, deep dive")
+    half_per_clk: int = _fact("f16 or bf16 results per cycle and SM", "CPG")
+    shuffle_per_clk: int = _fact("lanes per cycle and SM", "CPG")
+    smem_bytes_per_clk: int = _fact("bytes per cycle and SM", "dissecting, 5: 99.8 % of 128")
+    dsmem_bytes_per_clk: float | None = _fact(
+        "bytes per cycle and SM in clusters of 2", "dissecting"
+    )
+    l2_bytes_per_clk: float = _fact("bytes read per cycle by all SMs", "gpu-benches")
+    l2_latency: int = _fact("cycles of a hit", "dissecting, IV")
+    hbm_latency: int = _fact("cycles", "gpu-benches")
 
     hbm_bytes_per_s: float = _fact("bytes per second", "XLA")
+    hbm_read_fraction: float = _fact("of hbm_bytes_per_s that reads achieve", "BabelStream")
     hbm_bytes: int = _fact("bytes", "XLA")
     l2_bytes: int = _fact("bytes", "XLA")
 
@@ -64,6 +83,14 @@ class Gpu:
     max_barriers_per_cta: int = _fact("named barriers", "PTX, bar")
     barriers_per_sm: int | None = _fact("named barriers; None: no limit below 9.0", "occupancy")
     warp_size: int = _fact("threads", "PTX")
+
+    board_w: float = _fact("W, power limit", "NVIDIA data sheet")
+    idle_w: float = _fact("W", "Antepara: 54 to 88 of four GPUs; 70 to 75 logged on H100")
+    energy_clock_hz: float = _fact("Hz at which the energies below hold", "GEMM")
+    tensor_j_per_flop: float | None = _fact("J, bf16 product with its operands' way", "GEMM")
+    tensor_j_per_fp8_flop: float | None = _fact("J, fp8 product likewise", "GEMM")
+    lane_j: float | None = _fact("J, instruction of a lane", "Antepara, vector FLOP")
+    hbm_j_per_byte: float | None = _fact("J", "Antepara")
 
     @property
     def max_warps_per_sm(self) -> int:
@@ -111,6 +138,17 @@ A100 = Gpu(
     tensor_fp8_flop_per_clk=None,
     fp32_lanes=64,
     ex2_per_clk=16,
+    mma_sync_fraction=1.0,
+    compare_per_clk=64,
+    widen_per_clk=64,
+    half_per_clk=256,
+    shuffle_per_clk=32,
+    smem_bytes_per_clk=128,
+    dsmem_bytes_per_clk=None,
+    l2_bytes_per_clk=2007.9,
+    l2_latency=261,
+    hbm_latency=466,
+    hbm_read_fraction=0.91,
     hbm_bytes_per_s=2039.04e9,
     hbm_bytes=85_100_068_864,
     l2_bytes=40 * KIB * KIB,
@@ -130,6 +168,13 @@ A100 = Gpu(
     max_barriers_per_cta=16,
     barriers_per_sm=None,
     warp_size=32,
+    board_w=400.0,
+    idle_w=75.0,
+    energy_clock_hz=1.41e9,
+    tensor_j_per_flop=1.13e-12,
+    tensor_j_per_fp8_flop=None,
+    lane_j=28.5e-12,
+    hbm_j_per_byte=8 * 13.11e-12,
 )
 
 H100 = replace(
@@ -144,6 +189,12 @@ H100 = replace(
     tensor_flop_per_clk=4096,
     tensor_fp8_flop_per_clk=8192,
     fp32_lanes=128,
+    mma_sync_fraction=0.629,
+    dsmem_bytes_per_clk=16.3,
+    l2_bytes_per_clk=4950.0,
+    l2_latency=263,
+    hbm_latency=650,
+    hbm_read_fraction=0.949,
     hbm_bytes_per_s=3352.32e9,
     hbm_bytes=84_942_979_072,
     l2_bytes=50 * KIB * KIB,
@@ -151,6 +202,12 @@ H100 = replace(
     smem_per_block_optin=227 * KIB,
     smem_carveouts=(*_CARVEOUTS_80, 196 * KIB, 228 * KIB),
     barriers_per_sm=64,
+    board_w=700.0,
+    energy_clock_hz=1.612e9,
+    tensor_j_per_flop=0.839e-12,
+    tensor_j_per_fp8_flop=0.475e-12,
+    lane_j=23.6e-12,
+    hbm_j_per_byte=8 * 11.68e-12,
 )
 
 H800 = replace(
@@ -178,8 +235,9 @@ B200 = replace(
     title="B200",
     arch="sm_100",
     capability=(10, 0),
-    note="tensor clock is XLA's fit to the published peak; no source gives ex2 for 10.0, "
-    "the figure is 9.0's",
+    note="tensor clock is XLA's fit to the published peak; ex2 is measured (cudnn-frontend pull "
+    "request 1178); no source gives the other instruction rates, the L2 rate of an SM and "
+    "latencies for 10.0, the figures are 9.0's; its power is not modelled",
     sm_count=148,
     sm_clock_hz=1.965e9,
     tensor_clock_hz=1.8353e9,
@@ -188,6 +246,12 @@ B200 = replace(
     hbm_bytes_per_s=7672.32e9,
     hbm_bytes=191_514_411_008,
     l2_bytes=132_644_864,
+    l2_bytes_per_clk=37.5 * 148,
+    board_w=1000.0,
+    tensor_j_per_flop=None,
+    tensor_j_per_fp8_flop=None,
+    lane_j=None,
+    hbm_j_per_byte=None,
 )
 
 GPUS: dict[str, Gpu] = {row.name: row for row in (A100, H100, H800, H200, B200)}

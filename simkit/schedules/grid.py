@@ -1,0 +1,272 @@
+"""Launches on a GPU: CTAs on SMs, from simulations of one SM, and the clock that power allows.
+
+A CTA works off items: tiles of queries, pieces of a batch. Items of one kind differ in length
+alone (tiles of keys), and all SMs are alike, so a few simulations of one SM say what every item
+takes: alone for the first item of a CTA, and after another for what one more adds. Loops settle
+into a period within a few tiles; longer items are extended by the period (`LONGEST`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simkit.errors import CapacityError, ShapeError
+from simkit.machine.gpus import Gpu
+from simkit.machine.occupancy import Occupancy, occupancy
+from simkit.planning.load import Placement, in_order, list_schedule
+from simkit.schedules.engine import Agent, Simulation, simulate
+from simkit.schedules.power import Energy, power_limited_clock
+from simkit.schedules.sm import TensorPath, sm_rates
+
+LONGEST = 24
+"""Tiles of an item that are simulated; what goes beyond follows from the last half of these."""
+
+MOST_ROUNDS = 4  # of finding the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """``length`` tiles, of a ``kind`` that says everything else."""
+
+    length: int
+    kind: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A kernel launch, as its schedule describes it.
+
+    ``items``: in the order in which CTAs get them. ``cta(name, items)``: the agents of one CTA.
+    ``persistent``: whether a CTA takes one item after another. ``workers``: the CTA of each item,
+    if the kernel is told; otherwise whoever is free takes the next. ``ctas``: of a persistent
+    launch; as many as fit by default. ``cluster``: CTAs that start together. ``flop``: by the
+    convention of the published figures. ``hbm_bytes``: that must move. ``dependent``: launched
+    before the kernel ahead ends (programmatic dependent launch).
+    """
+
+    name: str
+    items: Sequence[Item]
+    cta: Callable[[str, Sequence[Item]], Sequence[Agent]]
+    threads: int
+    registers: int
+    shared_bytes: int
+    path: TensorPath = "wgmma"
+    persistent: bool = False
+    workers: Sequence[int] | None = None
+    ctas: int | None = None
+    cluster: int = 1
+    flop: float = 0.0
+    hbm_bytes: float = 0.0
+    dependent: bool = False
+    key: Any = None
+    """Launches of the same key have the same CTAs, so that their simulations are shared."""
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """A launch on a GPU. ``busy``: cycles of each resource, over all SMs. ``placement``: who did
+    which item when, in cycles. ``example``: one SM at work.
+    """
+
+    launch: Launch
+    gpu: Gpu
+    clock_hz: float
+    cycles: float
+    busy: Mapping[str, float]
+    rates: Mapping[str, float]
+    placement: Placement
+    occupancy: Occupancy
+    power_w: float | None
+    example: Simulation = field(repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """Of the grid, without what a launch costs."""
+        return self.cycles / self.clock_hz
+
+    @property
+    def is_power_limited(self) -> bool:
+        return self.clock_hz < self.gpu.tensor_clock_hz * (1 - 1e-9)
+
+    def utilisation(self, resource: str) -> float:
+        """Of all SMs of the GPU over the whole time, 0 to 1."""
+        total = self.cycles * self.gpu.sm_count
+        return self.busy.get(resource, 0.0) / total if total else 0.0
+
+    @cached_property
+    def sensitivities(self) -> dict[str, float]:
+        """By how much the example gets shorter when a resource is a tenth faster, as a part of what
+        it would if nothing else mattered (0 to 1).
+        """
+        base = self.example.makespan
+        found = {}
+        for name, busy in self.example.busy.items():
+            if not busy:
+                continue
+            faster = dict(self.example.rates) | {name: self.example.rates[name] * 1.1}
+            gain = 1 - self.example.retimed(faster).makespan / base
+            found[name] = gain / (1 - 1 / 1.1)
+        return found
+
+    @property
+    def bound(self) -> str:
+        """What holds the launch back most: a resource, latency where no resource does, and power
+        where the clock had to go down; or too few items for the SMs.
+        """
+        idle = 1 - self.placement.efficiency
+        name, gain = max(self.sensitivities.items(), key=lambda pair: pair[1], default=("", 0.0))
+        bound = name if gain >= 0.3 else f"latency, {name}" if gain >= 0.1 else "latency"
+        if idle > max(gain, 0.3):
+            bound = "too few items"
+        return f"{bound}; power" if self.is_power_limited else bound
+
+
+def run_launch(gpu: Gpu, launch: Launch, clock_hz: float | None = None) -> GridRun:
+    """Where and when everything of a launch runs.
+
+    ``clock_hz``: a fixed clock; by default the one behind the published peak, or what power allows
+    if that is less. `CapacityError` for a CTA that does not fit on an SM; `ShapeError` for a launch
+    without items.
+    """
+    if not launch.items:
+        raise ShapeError(f"{launch.name} has no items, so nothing runs")
+    fits = occupancy(gpu, launch.threads, launch.registers, launch.shared_bytes)
+    if not fits.ctas_per_sm:
+        raise CapacityError(
+            f"a CTA of {launch.name} does not fit on an SM of {gpu.name}: "
+            f"{', '.join(fits.limiters)} of {launch.threads} threads with {launch.registers} "
+            f"registers and {launch.shared_bytes} bytes of shared memory"
+        )
+    clock = clock_hz or gpu.tensor_clock_hz
+    for _ in range(MOST_ROUNDS):
+        run = _Grid(gpu, launch, fits, clock).run()
+        if clock_hz is not None:
+            return run
+        allowed = power_limited_clock(gpu, _energy(run), run.cycles)
+        if abs(allowed / clock - 1) < 1e-3:
+            return run
+        clock = allowed
+    return run
+
+
+def _energy(run: GridRun) -> Energy:
+    units = {name: run.busy.get(name, 0.0) * run.rates[name] for name in ("tensor", "issue", "hbm")}
+    return Energy(units["tensor"], 32 * units["issue"], units["hbm"], run.launch.path)
+
+
+_SIMULATED: dict[Any, Simulation] = {}
+
+
+class _Grid:
+    """One launch at one clock."""
+
+    def __init__(self, gpu: Gpu, launch: Launch, fits: Occupancy, clock: float) -> None:
+        self.gpu, self.launch, self.fits, self.clock = gpu, launch, fits, clock
+        items = len(launch.items)
+        slots = gpu.sm_count * fits.ctas_per_sm
+        if launch.cluster > 1:
+            slots -= slots % launch.cluster
+        self.ctas = min(launch.ctas or slots, slots) if launch.persistent else slots
+        if launch.workers is not None:
+            self.ctas = max(launch.workers) + 1
+        self.used = min(self.ctas, items)
+        self.residents = -(-self.used // gpu.sm_count)
+        active = min(gpu.sm_count, self.used)
+        self.rates = sm_rates(gpu, clock, launch.path, active)
+
+    def run(self) -> GridRun:
+        launch = self.launch
+        kinds = sorted(set(launch.items), key=lambda item: (str(item.kind), item.length))
+        first = {item: self._cost((item,)) for item in kinds}
+        more = {item: self._more(item) for item in kinds} if launch.persistent else first
+        costs = np.array([round(more[item].cycles) for item in launch.items], np.int64)
+        if launch.workers is None:
+            placement = list_schedule(costs, self.ctas)
+        else:
+            placement = in_order(np.asarray(launch.workers, np.int64), costs, self.ctas)
+        longest = max(launch.items, key=lambda item: item.length)
+        # What the first item of a CTA takes beyond one in the middle: filling and draining.
+        edge = max(0.0, first[longest].cycles - more[longest].cycles)
+        cycles = placement.makespan + edge
+        busy: dict[str, float] = {}
+        counts: dict[Item, int] = {}
+        for item in launch.items:
+            counts[item] = counts.get(item, 0) + 1
+        for item, count in counts.items():
+            for name, amount in more[item].busy.items():
+                busy[name] = busy.get(name, 0.0) + count * amount
+        run = GridRun(
+            launch=launch, gpu=self.gpu, clock_hz=self.clock, cycles=cycles, busy=busy,
+            rates=self.rates, placement=placement, occupancy=self.fits, power_w=None,
+            example=self._simulation((_shortened(longest),)),
+        )  # fmt: skip
+        watts = _energy(run).watts(self.gpu, self.clock, run.seconds)
+        return GridRun(**{**run.__dict__, "power_w": watts})
+
+    def _more(self, item: Item) -> _Cost:
+        """What one more item adds to a CTA that is at work."""
+        one, two = self._cost((item,)), self._cost((item, item))
+        return two.minus(one)
+
+    def _cost(self, items: tuple[Item, ...]) -> _Cost:
+        """Of a CTA, with as many beside it as an SM holds."""
+        length = items[0].length
+        if length <= LONGEST:
+            return self._measured(items)
+        half = tuple(Item(LONGEST // 2, item.kind) for item in items)
+        full = tuple(Item(LONGEST, item.kind) for item in items)
+        a, b = self._measured(half), self._measured(full)
+        return b.plus(b.minus(a), (length - LONGEST) / (LONGEST - LONGEST // 2))
+
+    def _measured(self, items: tuple[Item, ...]) -> _Cost:
+        found = self._simulation(items)
+        return _Cost(
+            found.makespan, {name: value / self.residents for name, value in found.busy.items()}
+        )
+
+    def _simulation(self, items: tuple[Item, ...]) -> Simulation:
+        launch, residents = self.launch, self.residents
+        key = (launch.key, items, residents, tuple(self.rates.values()))
+        if launch.key is not None and key in _SIMULATED:
+            return _SIMULATED[key]
+
+        def build() -> list[Agent]:
+            names = [f"CTA {number}" for number in range(residents)]
+            return [agent for name in names for agent in launch.cta(name, items)]
+
+        found = simulate(self.rates, build)
+        if launch.key is not None:
+            _SIMULATED[key] = found
+        return found
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Of a CTA: its cycles, and cycles of resources that it keeps busy."""
+
+    cycles: float
+    busy: Mapping[str, float]
+
+    def plus(self, other: _Cost, times: float) -> _Cost:
+        return _Cost(
+            self.cycles + times * other.cycles,
+            {name: self.busy[name] + times * other.busy[name] for name in self.busy},
+        )
+
+    def minus(self, other: _Cost) -> _Cost:
+        return self.plus(other, -1.0)
+
+
+def _shortened(item: Item) -> Item:
+    return Item(min(item.length, LONGEST), item.kind)
+
+
+def starts_of(run: GridRun) -> NDArray[np.int64]:
+    """Cycle at which each item starts."""
+    return run.placement.starts

@@ -1,0 +1,81 @@
+"""What an SM has to offer: the resources of the engine and their rates, from the device table.
+
+======== ===================== ====================================================
+resource unit                  serves
+======== ===================== ====================================================
+tensor   FLOP                  wgmma, or mma.sync at its own rate
+xu       lane instructions     ex2, rcp, and conversions of fp32 to 16 and 8 bits
+fma      lane instructions     fp32 fma, multiply, add
+alu      lane instructions     maximum, compare, select, integers
+half     results               f16 and bf16 arithmetic
+widen    results               fp8 to f16, f16 to fp32
+shuffle  lane instructions     exchange between lanes of a warp
+issue    warp instructions     every instruction, once
+smem     bytes                 shared memory, both ways
+dsmem    bytes                 stores to the shared memory of another SM of the cluster
+l2       bytes                 L2 to the SM and back: the SM's share
+hbm      bytes                 HBM: the SM's share
+======== ===================== ====================================================
+
+`ex2` and conversions share a pipe, at a rate of one instruction: Nsight Compute's XU is for
+"transcendental and data type conversion", and on B300 F2FP.PACK_AB was measured to have the rate of
+MUFU.EX2 and to share its budget. An F2FP packs two values.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simkit.errors import SimkitError
+from simkit.machine.gpus import Gpu
+from simkit.schedules.parameters import SCHEDULERS
+
+TensorPath = Literal["wgmma", "wgmma fp8", "mma.sync"]
+
+RESOURCES = (
+    "tensor", "xu", "fma", "alu", "half", "widen", "shuffle", "issue", "smem", "dsmem", "l2", "hbm",
+)  # fmt: skip
+
+
+def sm_rates(
+    gpu: Gpu, clock_hz: float, path: TensorPath = "wgmma", active_sms: int | None = None
+) -> dict[str, float]:
+    """Units per cycle of every resource of one SM at ``clock_hz``.
+
+    ``active_sms``: SMs that share L2 and HBM, all by default; an SM alone gets at most 64 bytes a
+    cycle from L2 (one sector of 32 bytes from each of the two crossbar ports). `SimkitError` where
+    the GPU lacks the tensor cores that ``path`` wants.
+    """
+    sms = gpu.sm_count if active_sms is None else min(active_sms, gpu.sm_count)
+    l2 = min(gpu.l2_bytes_per_clk / sms, MOST_L2_BYTES_PER_CLK)
+    hbm = gpu.hbm_bytes_per_s * gpu.hbm_read_fraction / clock_hz / sms
+    return {
+        "tensor": tensor_rate(gpu, path),
+        "xu": gpu.ex2_per_clk,
+        "fma": gpu.fp32_lanes,
+        "alu": gpu.compare_per_clk,
+        "half": gpu.half_per_clk,
+        "widen": gpu.widen_per_clk,
+        "shuffle": gpu.shuffle_per_clk,
+        "issue": SCHEDULERS.value,
+        "smem": gpu.smem_bytes_per_clk,
+        "dsmem": gpu.dsmem_bytes_per_clk or 1e-9,
+        "l2": l2,
+        "hbm": min(hbm, l2),
+    }
+
+
+MOST_L2_BYTES_PER_CLK = 64.0
+"""An SM's port: 64 bytes a cycle (arXiv 2402.13499 and CUDA's tuning guides)."""
+
+
+def tensor_rate(gpu: Gpu, path: TensorPath) -> float:
+    """FLOP per cycle and SM. mma.sync falls short of wgmma on Hopper."""
+    if path == "mma.sync":
+        return gpu.tensor_flop_per_clk * gpu.mma_sync_fraction
+    if gpu.capability < (9, 0):
+        raise SimkitError(f"{gpu.name} ({gpu.arch}) has no {path}: that takes Hopper or later")
+    if path == "wgmma fp8":
+        assert gpu.tensor_fp8_flop_per_clk is not None
+        return gpu.tensor_fp8_flop_per_clk
+    return gpu.tensor_flop_per_clk
