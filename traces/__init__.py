@@ -1,1 +1,1 @@
-"""What happens over time: events, the terminal view and the Perfetto export."""
+"""What happens over time: events, critical path, terminal views, Perfetto files, a viewer."""

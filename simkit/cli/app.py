@@ -15,6 +15,7 @@ from simkit.cli.list import list_algorithms
 from simkit.cli.mutate import mutate
 from simkit.cli.run import run
 from simkit.cli.trace import trace
+from simkit.cli.tune import tune
 from simkit.cli.verify import verify
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ for _name, _command in (
     ("fuzz", fuzz),
     ("mutate", mutate),
     ("trace", trace),
+    ("tune", tune),
     ("check", check),
     ("gpus", gpus),
 ):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simkit.cli.output import busy, console, si_text, write_json
+from simkit.cli.output import busy, console, write_json
 from simkit.cli.plans import outcome_json, print_load, print_plan
+from simkit.cli.schedule import Schedule, cycles_note
 from simkit.cli.settings import (
     Lengths,
     Setting,
@@ -24,9 +25,7 @@ from simkit.planning.outcome import Comparison, Planner, PlanProblem
 from simkit.planning.prefill_planner import PREFILL_PLANNERS, plan_problem, prefill_planner
 from simkit.planning.split_planner import SPLIT_PLANNERS, split_planner
 from simkit.schedules import plan_timeline
-from traces import chrome
 from traces.events import Trace
-from traces.terminal import show
 
 _LENGTHS = ("q_len", "kv_len")
 _SIZES = (
@@ -144,41 +143,31 @@ def run_planner(name: str, settings: Sequence[str], gpu: str, json_file: Path | 
     write_json(json_file, summary | {"plans": rows, "refused": refused})
 
 
-def trace_planner(
-    name: str,
-    settings: Sequence[str],
-    gpu: str,
-    export: Path | None,
-    start: float | None,
-    stop: float | None,
-    json_file: Path | None,
-) -> None:
-    """Draws one planner's workers, the most and the least loaded; the export has all."""
+def planner_schedule(name: str, settings: Sequence[str], gpu: str) -> Schedule:
+    """One planner's workers; drawn are the most and the least loaded, the export has all."""
     row, found_gpu = PLANNERS[name], find_gpu(gpu)
     asked = _parse(row, settings)
     planner = asked.planners[0] if len(asked.planners) == 1 else row.shown
     trace = row.trace(found_gpu, asked.problem, planner)
-    out = console()
-    out.print(f"{name}, {planner}, {found_gpu.title}: {settings_text(asked.values)}")
     drawn = _extremes(trace, asked.values["lanes"])
-    show(drawn, out, start=start, stop=stop)
+    notes = []
     if len(drawn.tracks) < len(trace.tracks):
-        out.print(
+        notes.append(
             f"{len(drawn.tracks)} of {len(trace.tracks)} workers, the most and the least loaded; "
             f"--set lanes={len(trace.tracks)} draws all."
         )
-    seconds = trace.stop / found_gpu.tensor_clock_hz
-    out.print(
-        f"{trace.stop:,.0f} cycles are {si_text(seconds, 's')} if each worker has its share of HBM "
-        f"and nothing comes from L2."
-    )
-    if export is not None:
-        chrome.save(trace, export)
-        out.print(f"Written to {export}; open it at ui.perfetto.dev.")
-    tracks = [{"track": one.name, "used": trace.utilisation(one)} for one in trace.tracks]
+    condition = " if each worker has its share of HBM and nothing comes from L2"
+    notes.append(cycles_note(trace, found_gpu.tensor_clock_hz, condition))
     summary = {"algorithm": name, "planner": planner, "gpu": found_gpu.name}
-    times = {"settings": asked.settings, "cycles": trace.stop, "seconds": seconds}
-    write_json(json_file, summary | times | {"tracks": tracks})
+    return Schedule(
+        heading=f"{name}, {planner}, {found_gpu.title}: {settings_text(asked.values)}",
+        trace=trace,
+        summary=summary | {"settings": asked.settings},
+        notes=tuple(notes),
+        drawn=drawn,
+        clock_hz=found_gpu.tensor_clock_hz,
+        most=None,
+    )
 
 
 def _parse(row: PlannerRow, given: Sequence[str]) -> _Request:

@@ -20,6 +20,8 @@ from simkit.cli.resources import print_resources
 from simkit.cli.settings import parse_settings, settings_text
 from simkit.cli.study import STUDIES
 from simkit.cli.subjects import SUBJECTS
+from simkit.cli.timed import TIMED
+from simkit.cli.what_if import run_schedule
 from simkit.errors import CapacityError, SimkitError
 from simkit.layouts import fp8_record
 from simkit.machine.gpus import Gpu
@@ -42,7 +44,8 @@ def run(
     """Run an algorithm: error, traffic, occupancy, plan and roofline, beside naive attention.
 
     A study prints its table beside the published one; --gpu does not matter to it. A planner prints
-    its plans and how evenly they load the GPU.
+    its plans and how evenly they load the GPU. A schedule prints how long it takes by the cycle
+    model, and what holds it back.
     """
     if algorithm in STUDIES:
         if on != "model" or dram:
@@ -54,8 +57,13 @@ def run(
             raise SimkitError(f"{algorithm} is a planner: a model without a kernel to run on {on}")
         run_planner(algorithm, settings or (), gpu, json_file)
         return
+    if algorithm in TIMED and algorithm not in SUBJECTS:
+        if on != "model" or dram:
+            raise SimkitError(f"{algorithm} is a schedule: a model without a kernel to run on {on}")
+        run_schedule(algorithm, settings or (), gpu, json_file)
+        return
     if algorithm not in SUBJECTS:
-        names = ", ".join((*SUBJECTS, *STUDIES, *PLANNERS))
+        names = ", ".join((*SUBJECTS, *STUDIES, *PLANNERS, *TIMED))
         raise SimkitError(f"no algorithm {algorithm!r}; there are {names}")
     chosen = SUBJECTS[algorithm]
     values = parse_settings(algorithm, chosen.settings, settings or ())

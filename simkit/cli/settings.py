@@ -14,7 +14,7 @@ from simkit.layouts.tables import Int64Array
 
 Values = Mapping[str, Any]
 """By name: sizes are int, flags bool, numbers float, words str, lengths `Lengths`."""
-Kind = Literal["size", "flag", "lengths", "number", "word"]
+Kind = Literal["size", "flag", "lengths", "number", "word", "choice"]
 
 _MOST = 2**31 - 1  # kernels take sizes as int
 MOST_REQUESTS, MOST_TOKENS = 2**16, 2**23
@@ -33,11 +33,12 @@ class Lengths(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of some kind: a size, a flag, lengths of requests, a number or a word.
+    """A setting of some kind: a size, a flag, lengths of requests, a number or a word; or a choice,
+    a size or flag (as ``tries`` are) that is "auto" where nobody gives it.
 
     ``default`` None: the value of the setting ``like``. ``least``: of a size, a number and each
     length; None leaves their range to whoever takes them. ``sets``: other settings that it stands
-    for, like n for lengths. ``choices``: words that there are.
+    for, like n for lengths. ``choices``: words that there are. ``tries``: what a search tries.
     """
 
     name: str
@@ -48,6 +49,15 @@ class Setting:
     like: str = ""
     sets: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    tries: tuple[int | bool, ...] = ()
+
+
+AUTO = "auto"
+
+
+def choice(name: str, help: str, tries: tuple[int | bool, ...]) -> Setting:
+    """A choice of a kernel, which makes its own where nobody does."""
+    return Setting(name, AUTO, help, kind="choice", tries=tries)
 
 
 def parse_settings(algorithm: str, known: Sequence[Setting], given: Sequence[str]) -> Values:
@@ -135,12 +145,19 @@ def _word(setting: Setting, text: str) -> str:
     return text
 
 
+def _choice(setting: Setting, text: str) -> int | bool | str:
+    if text.lower() == AUTO:
+        return AUTO
+    return _flag(setting, text) if isinstance(setting.tries[0], bool) else _size(setting, text)
+
+
 _READ: dict[Kind, Callable[[Setting, str], Any]] = {
     "size": _size,
     "flag": _flag,
     "lengths": _lengths,
     "number": _number,
     "word": _word,
+    "choice": _choice,
 }
 
 

@@ -7,56 +7,119 @@ from typing import Annotated
 
 import typer
 
-from simkit.catalog import algorithm as find_algorithm
+from simkit.cli import trace_output
 from simkit.cli.options import GpuName, JsonFile, Settings
-from simkit.cli.output import console, si_text, write_json
-from simkit.cli.planner import PLANNERS, trace_planner
-from simkit.cli.settings import parse_settings, settings_text
-from simkit.cli.subjects import subject
+from simkit.cli.output import console, write_json
+from simkit.cli.schedule import Schedule
+from simkit.cli.trace_schedule import find_schedule, read_schedule, second_schedule
 from simkit.errors import SimkitError
-from simkit.machine.gpus import gpu as find_gpu
-from traces import chrome
-from traces.terminal import show
+from traces.terminal import View
 
 
 def trace(
-    algorithm: Annotated[str, typer.Argument(metavar="ALGO", help="See simkit list.")],
+    algorithm: Annotated[
+        str | None, typer.Argument(metavar="ALGO", help="See simkit list.", show_default=False)
+    ] = None,
     settings: Settings = None,
     gpu: GpuName = "h100",
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write it for ui.perfetto.dev.")
     ] = None,
-    start: Annotated[float | None, typer.Option(help="First cycle to draw.")] = None,
-    stop: Annotated[float | None, typer.Option(help="Cycle to draw up to.")] = None,
+    import_file: Annotated[
+        Path | None,
+        typer.Option("--import", metavar="FILE.json", help="Draw a trace file, not an ALGO."),
+    ] = None,
+    start: Annotated[float | None, typer.Option(help="First time to draw.")] = None,
+    stop: Annotated[float | None, typer.Option(help="Time to draw up to.")] = None,
+    zoom: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Both; either may be left out.")
+    ] = None,
+    tracks: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only tracks with TEXT in their name.")
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(metavar="N", help="Tracks to draw at most.", min=1)
+    ] = None,
+    arrows: Annotated[int, typer.Option(metavar="N", help="Arrows to draw at most.", min=0)] = 12,
+    critical: Annotated[bool, typer.Option(help="Mark the critical path.")] = True,
+    versus: Annotated[
+        str | None,
+        typer.Option(metavar="ALGO[:NAME=VALUE,...]", help="Compare with it, or with a FILE.json."),
+    ] = None,
+    versus_set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Compare with another setting; repeatable."),
+    ] = None,
+    versus_gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compare with another GPU.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", help="Cells of a line.", min=40)] = None,
+    theme: Annotated[str, typer.Option(help="dark or light, as the terminal is.")] = "dark",
+    watch: Annotated[bool, typer.Option("--watch", help="Play it.")] = False,
+    speed: Annotated[float, typer.Option(help="Of --watch; 1 takes ten seconds.")] = 1.0,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Open it in the viewer (extra viewer).")
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is drawn as an image.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Draw when a CTA loads, computes and stores, by the rates of the device table.
 
     Of a planner: which worker has which piece of work, and when.
+
+    With --versus or its like: two schedules with one time axis, and what differs.
     """
-    if algorithm in PLANNERS:
-        trace_planner(algorithm, settings or (), gpu, export, start, stop, json_file)
-        return
-    if find_algorithm(algorithm).trace is None:
-        raise SimkitError(f"{algorithm} is a study: it has no kernel, and no schedule to draw")
-    chosen = subject(algorithm)
-    values = parse_settings(algorithm, chosen.settings, settings or ())
-    row = find_gpu(gpu)
-    found = chosen.trace(row, chosen.workload(row, values, None))
-    out = console()
-    out.print(f"{algorithm}, {row.title}: {settings_text(values)}")
-    show(found, out, start=start, stop=stop)
-    seconds = found.stop / row.tensor_clock_hz
-    out.print(
-        f"{found.stop:,.0f} cycles are {si_text(seconds, 's')} at "
-        f"{row.tensor_clock_hz / 1e9:.4g} GHz, for a CTA alone on its SM, without L2."
+    first = _first(algorithm, settings or [], gpu, import_file)
+    second = second_schedule(
+        versus,
+        versus_set or (),
+        versus_gpu,
+        algorithm=algorithm,
+        settings=settings or (),
+        first_gpu=gpu,
     )
+    if second is not None and (watch or interactive):
+        raise SimkitError("--watch and --interactive show one schedule, not two")
+    if watch and interactive:
+        raise SimkitError("--watch and --interactive are two ways to show it: choose one")
+    begin, end = trace_output.time_view(start, stop, zoom)
+    view = View(
+        start=begin,
+        stop=end,
+        tracks=tracks,
+        most=first.most if most is None else most,
+        critical=critical,
+        arrows=arrows,
+        theme=theme,
+    )
+    out = console()
+    if width is not None:
+        out.width = width
+    if interactive:
+        trace_output.interact(out, first, view)
+    elif watch:
+        trace_output.play(out, first, view, speed)
+    elif second is not None:
+        trace_output.print_comparison(out, first, second, view)
+    else:
+        trace_output.print_schedule(out, first, view)
     if export is not None:
-        chrome.save(found, export)
-        out.print(f"Written to {export}; open it at ui.perfetto.dev.")
-    tracks = [
-        {"process": track.process, "track": track.name, "used": found.utilisation(track)}
-        for track in found.tracks
-    ]
-    summary = {"algorithm": algorithm, "gpu": row.name, "settings": values}
-    write_json(json_file, summary | {"cycles": found.stop, "seconds": seconds, "tracks": tracks})
+        trace_output.export(out, first, export)
+    if svg is not None:
+        trace_output.write_svg(out, first, second, view, svg)
+    compared = {} if second is None else trace_output.comparison_json(first, second)
+    write_json(json_file, first.to_json() | compared)
+
+
+def _first(
+    algorithm: str | None, settings: list[str], gpu: str, import_file: Path | None
+) -> Schedule:
+    if import_file is None:
+        if algorithm is None:
+            raise SimkitError("name an ALGO (see simkit list), or a file with --import")
+        return find_schedule(algorithm, settings, gpu)
+    if algorithm is not None or settings:
+        raise SimkitError(f"--import {import_file} has its own schedule: no ALGO and no --set")
+    return read_schedule(import_file)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from pipelines import traces
 
-from traces.chrome import from_chrome, load, save, to_chrome
+from traces.chrome import Imported, from_chrome, load, read, save, to_chrome, validate
+from traces.chrome_import import import_chrome
 from traces.events import KINDS, Counter, Event, Flow, Trace, TraceError, Track
 
 TMA, WG1 = Track("CTA 0", "TMA"), Track("CTA 0", "warpgroup 1")
@@ -53,7 +53,8 @@ def test_golden_file() -> None:
     ]
     flow = {"name": "K0", "cat": "flow", "id": 1, "pid": 1}
     assert rows[-2:] == [
-        flow | {"ph": "s", "tid": 2, "ts": 200.5},
+        # The copy's slice ends at 200.5, so that moment is outside; QK's starts at 210.
+        flow | {"ph": "s", "tid": 2, "ts": 200, "args": {"time": 200.5}},
         flow | {"ph": "f", "tid": 1, "ts": 210, "bp": "e"},
     ]
 
@@ -62,50 +63,68 @@ def test_file_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     save(EXAMPLE, path)
     assert load(path) == EXAMPLE
+    assert read(path) == Imported(EXAMPLE, ())
     data = json.loads(path.read_text())
     assert data["metadata"] == {"name": "flash_attention", "time_unit": "cycles"}
-    # The bare-list form has no place for the trace's name.
-    assert from_chrome(data["traceEvents"]).events == EXAMPLE.events
+    assert data["displayTimeUnit"] == "ns"
 
 
-times = st.floats(0, 1e9) | st.integers(0, 10**9)
-text = st.text(max_size=8)
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    tracks = draw(st.lists(st.builds(Track, text, text), min_size=1, max_size=5, unique=True))
-    arguments = st.dictionaries(text, text | st.integers() | st.booleans() | times, max_size=3)
-    events = []
-    for track in tracks:
-        ends = sorted(draw(st.lists(st.integers(0, 10**6), max_size=6, unique=True)))
-        for start, stop in pairwise(ends):
-            kind = draw(st.sampled_from(sorted(KINDS)))
-            events.append(Event(draw(text), kind, track, start, stop - start, draw(arguments)))
-    counters = [
-        Counter(name, process, tuple((time, draw(times)) for time in sorted(moments)))
-        for (name, process), moments in draw(
-            st.dictionaries(
-                st.tuples(text, text), st.lists(times, min_size=1, max_size=4), max_size=3
-            )
-        ).items()
+def test_the_bare_list_has_no_place_for_the_unit() -> None:
+    """What is left is microseconds, as in any file."""
+    trace = from_chrome(to_chrome(EXAMPLE)["traceEvents"])
+    assert (trace.name, trace.unit) == ("trace", "ns")
+    assert trace.tracks == EXAMPLE.tracks
+    assert [event.start for event in trace.events] == [
+        1000 * event.start for event in EXAMPLE.events
     ]
-    flows = []
-    for _ in range(draw(st.integers(0, 3))):
-        start, stop = sorted((draw(times), draw(times)))
-        source, target = draw(st.sampled_from(tracks)), draw(st.sampled_from(tracks))
-        flows.append(Flow(draw(text), source, start, target, stop))
-    return Trace(draw(text), tuple(events), tuple(tracks), tuple(counters), tuple(flows))
+
+
+def slices_around(rows: list[dict[str, Any]], end: dict[str, Any]) -> list[str]:
+    """As viewers bind an arrow: the slices of its thread with ts <= arrow < ts + dur."""
+    return [
+        row["name"]
+        for row in rows
+        if row["ph"] == "X"
+        and (row["pid"], row["tid"]) == (end["pid"], end["tid"])
+        and row["ts"] <= end["ts"] < row["ts"] + row["dur"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flow", "source", "target"),
+    [
+        # From the end of a copy to the wait that it ends and the product after it.
+        (Flow("full", TMA, 200.5, WG1, 210), ["K0"], ["QK"]),
+        (Flow("full", TMA, 200.5, WG1, 205), ["K0"], ["wait K0"]),
+        # From the end of the last event into a wait that nothing follows.
+        (Flow("empty", WG1, 338, TMA, 400), ["QK"], ["wait V0"]),
+        # Both moments are ends: the head stays behind the tail.
+        (Flow("empty", WG1, 338, Track("CTA 0", "late"), 338), ["QK"], ["short wait"]),
+    ],
+)
+def test_arrows_bind_to_slices(flow: Flow, source: list[str], target: list[str]) -> None:
+    more = (
+        Event("wait V0", "wait", TMA, 300, 100),
+        Event("short wait", "wait", Track("CTA 0", "late"), 337.25, 0.75),
+    )
+    trace = Trace("t", (*EXAMPLE.events, *more), flows=(flow,))
+    rows = to_chrome(trace)["traceEvents"]
+    tail, head = rows[-2:]
+    assert slices_around(rows, tail) == source
+    assert slices_around(rows, head) == target
+    assert tail["ts"] <= head["ts"]
+    assert from_chrome(to_chrome(trace)) == trace
 
 
 @given(traces())
 def test_any_trace_survives_json(trace: Trace) -> None:
-    assert from_chrome(json.loads(json.dumps(to_chrome(trace), allow_nan=False))) == trace
+    data = json.loads(json.dumps(to_chrome(trace), allow_nan=False))
+    validate(data)
+    assert import_chrome(data) == Imported(trace, ())
 
 
-def example_with(row: dict[str, Any]) -> dict[str, Any]:
-    data = to_chrome(EXAMPLE)
-    return data | {"traceEvents": [*data["traceEvents"], row]}
+def row(phase: str, **fields: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": "x", "pid": 1, "tid": 1, "ts": 0} | fields
 
 
 @pytest.mark.parametrize(
@@ -113,37 +132,44 @@ def example_with(row: dict[str, Any]) -> dict[str, Any]:
     [
         (3, "a list of events or an object"),
         ({"events": []}, "a list of events or an object"),
-        ([7], r"traceEvents\[0\]: phase None"),
-        ([{"ph": "B", "name": "x"}], r"traceEvents\[0\]: phase 'B' is none of M, X, C, s, f"),
-        ([{"ph": "X", "name": "x", "pid": 1}], "'X' without cat, tid, ts, dur"),
-        ([{"ph": "M", "name": "x", "pid": 1, "args": 3}], "args must be an object"),
+        ({"traceEvents": [], "displayTimeUnit": "us"}, 'displayTimeUnit must be "ms" or "ns"'),
+        ({"traceEvents": [], "metadata": 3}, "metadata must be an object, not 3"),
+        ([7], r"traceEvents\[0\]: an event is an object, not 7"),
+        ([row("X", dur=1), row("Q")], r"traceEvents\[1\]: phase 'Q' is none of M, X, B, E"),
+        ([{"ph": "X", "name": "x", "pid": 1}], "'X' without tid, ts, dur"),
+        ([{"ph": "M", "name": "x", "pid": 1}], "'M' without args"),
+        ([row("s")], "'s' without id"),
+        ([row("b")], "'b' without id"),
+        ([row("M", args=3)], "'M': args must be an object, not 3"),
+        ([row("M", name="thread_name", args={})], "thread_name: name must be text, not None"),
         (
-            [{"ph": "X", "name": "x", "cat": "load", "pid": 1, "tid": 7, "ts": 0, "dur": 1}],
-            "pid 1 tid 7 unnamed",
+            [row("M", name="process_sort_index", args={"sort_index": "1"})],
+            "sort_index must be a finite number",
         ),
-        (
-            example_with({"ph": "s", "name": "x", "id": 9, "pid": 1, "tid": 1, "ts": 0}),
-            r"flows \[9\] have only one end",
-        ),
-        (
-            example_with({"ph": "C", "name": "x", "pid": 1, "ts": 0, "args": {"a": 1, "b": 2}}),
-            r"must have one value, not \['a', 'b'\]",
-        ),
-        (
-            example_with(
-                {"ph": "X", "name": "x", "cat": "load", "pid": 1, "tid": 1, "ts": "0", "dur": 1}
-            ),
-            "start must be an int or a float, not '0'",
-        ),
+        ([row("X", ts="0", dur=1)], "ts must be a finite number of microseconds, not '0'"),
+        ([row("X", ts=float("inf"), dur=1)], "ts must be a finite number of microseconds, not inf"),
+        ([row("X", dur=-1)], "dur must be a number of microseconds, not negative, not -1"),
+        ([row("X", dur=1, pid=[1])], r"pid must be a whole number or text, not \[1\]"),
+        ([row("X", dur=1, name=7)], "name must be text, not 7"),
+        ([row("X", dur=1, cat=None)], "cat must be text, not None"),
+        ([row("C", args={})], "args must be an object of one or more finite numbers"),
+        ([row("C", args={"a": "b"})], "args must be an object of one or more finite numbers"),
+        ([row("f", id=1, bp="x")], "bp must be \"e\", not 'x'"),
+        ([row("i", s="q")], 's must be "g", "p" or "t", not'),
+        ({"traceEvents": [], "metadata": {"time_unit": "days"}}, "time_unit 'days' is none of"),
     ],
 )
 def test_what_is_not_a_trace(data: Any, message: str) -> None:
     with pytest.raises(TraceError, match=message):
-        from_chrome(data)
+        import_chrome(data)
+    if "time_unit" not in message:
+        with pytest.raises(TraceError, match=message):
+            validate(data)
 
 
-def test_a_file_that_is_not_json(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "\ud800", "[" * 100_000])
+def test_a_file_that_is_not_json(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
-    path.write_text("{")
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(TraceError, match=r"trace\.json is not JSON"):
         load(path)

@@ -137,7 +137,7 @@ def test_bad_traces() -> None:
         Trace("t", overlap)
     with pytest.raises(TraceError, match="CTA 0/warpgroup 1, which is no track"):
         Trace("t", overlap[:1], flows=(Flow("f", TMA, 0, WG1, 1),))
-    with pytest.raises(TraceError, match="from 2 back to 1"):
+    with pytest.raises(TraceError, match="flow 'f' goes from 2 back to 1"):
         Flow("f", TMA, 2, WG1, 1)
     with pytest.raises(TraceError, match="time 1 comes after 2"):
         Counter("bytes", "CTA 0", ((2, 0), (1, 0)))
@@ -148,3 +148,27 @@ def test_bad_traces() -> None:
     counter = Counter("bytes", "CTA 0", ((0, 1),))
     with pytest.raises(TraceError, match="two counters are named 'bytes'"):
         Trace("t", counters=(counter, counter))
+    with pytest.raises(TraceError, match="trace 't': unit 'weeks' is none of cycles, ns, steps"):
+        Trace("t", unit="weeks")
+
+
+def test_units_tell_traces_apart() -> None:
+    assert Trace("t").unit == "cycles"
+    assert Trace("t", unit="ns") != Trace("t", unit="steps")
+
+
+def test_segments_and_moments_of_a_range() -> None:
+    events = [Event(f"e{n}", "mma", WG1, 10 * n, 5) for n in range(10)]
+    mark = Event("mark", "barrier", WG1, 47, 0)
+    trace = Trace("t", (*events, mark))
+    assert [part.event.name for part in trace.segments(WG1, 25, 40)] == ["e3"]
+    assert [part.event.name for part in trace.segments(WG1, 24, 40.5)] == ["e2", "e3", "e4"]
+    assert trace.segments(WG1, 40, 20) == []
+    assert trace.moments(WG1) == [mark]
+    assert trace.moments(TMA) == []
+
+
+def test_many_counters_are_compared_by_name_in_one_pass() -> None:
+    # A comparison of every pair would take minutes.
+    counters = tuple(Counter(f"c{n}", "CTA 0", ((0, 1),)) for n in range(50_000))
+    assert len(Trace("t", counters=counters).counters) == 50_000

@@ -1,0 +1,33 @@
+"""What the cycle model times: an algorithm with its problem, its choices and its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simkit.cli.settings import AUTO, Setting, Values
+from simkit.machine.gpus import Gpu
+from simkit.schedules.grid import Launch
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """``problem``: its sizes. ``choices``: of the kernel, which a search varies.
+
+    ``launches(gpu, values)``: errors as of the schedule.
+    """
+
+    name: str
+    problem: tuple[Setting, ...]
+    choices: tuple[Setting, ...]
+    launches: Callable[[Gpu, Values], tuple[Launch, ...]]
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        return (*self.problem, *self.choices)
+
+    def chosen(self, values: Values) -> Mapping[str, Any]:
+        """The choices that somebody made."""
+        names = (setting.name for setting in self.choices)
+        return {name: values[name] for name in names if values[name] != AUTO}

@@ -1,0 +1,87 @@
+"""Finds the schedule that ``simkit trace`` is about: an algorithm's, a planner's, or a file's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from simkit.catalog import algorithm as find_algorithm
+from simkit.cli.planner import PLANNERS, planner_schedule
+from simkit.cli.schedule import Schedule, cycles_note
+from simkit.cli.settings import parse_settings, settings_text
+from simkit.cli.subjects import subject
+from simkit.errors import SimkitError
+from simkit.machine.gpus import gpu as find_gpu
+from traces import chrome
+
+
+def find_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule:
+    """The schedule of a kernel or planner of the catalogue; SimkitError if it has none."""
+    if algorithm in PLANNERS:
+        return planner_schedule(algorithm, settings, gpu)
+    if find_algorithm(algorithm).trace is None:
+        raise SimkitError(f"{algorithm} is a study: it has no kernel, and no schedule to draw")
+    chosen = subject(algorithm)
+    values = parse_settings(algorithm, chosen.settings, settings)
+    row = find_gpu(gpu)
+    trace = chosen.trace(row, chosen.workload(row, values, None))
+    condition = f" at {row.tensor_clock_hz / 1e9:.4g} GHz, for a CTA alone on its SM, without L2"
+    return Schedule(
+        heading=f"{algorithm}, {row.title}: {settings_text(values)}",
+        trace=trace,
+        summary={"algorithm": algorithm, "gpu": row.name, "settings": values},
+        notes=(cycles_note(trace, row.tensor_clock_hz, condition),),
+        clock_hz=row.tensor_clock_hz,
+    )
+
+
+def read_schedule(path: Path) -> Schedule:
+    """The schedule of a Chrome Trace file, of simkit or another tool; TraceError if it is none."""
+    found = chrome.read(path)
+    trace = found.trace
+    count = f"{len(trace.events):,} events on {len(trace.tracks):,} tracks"
+    return Schedule(
+        heading=f"{path}: {count}",
+        trace=trace,
+        summary={"file": str(path), "name": trace.name, "notes": found.notes},
+        notes=tuple(f"{note}." for note in found.notes),
+    )
+
+
+def second_schedule(
+    text: str | None,
+    more: Sequence[str],
+    gpu: str | None,
+    *,
+    algorithm: str | None,
+    settings: Sequence[str],
+    first_gpu: str,
+) -> Schedule | None:
+    """The schedule of ``--versus``, ``--versus-set`` and ``--versus-gpu``; None without any.
+
+    ``text``: "ALGO", "ALGO:name=value,name=value" or a trace file. Without it, the first algorithm
+    with its settings, and ``more`` after them. The GPU is the first one's unless another is named.
+    """
+    if text is None and gpu is None and not more:
+        return None
+    if text is not None and text.endswith(".json"):
+        if more or gpu is not None:
+            raise SimkitError(f"{text} is a file: --versus-set and --versus-gpu do not change it")
+        return read_schedule(Path(text))
+    if text is None:
+        if algorithm is None:
+            raise SimkitError("--import has no settings to change: name an ALGO for --versus")
+        return find_schedule(algorithm, (*settings, *more), gpu or first_gpu)
+    name, _, given = text.partition(":")
+    return find_schedule(name, (*split_settings(given), *more), gpu or first_gpu)
+
+
+def split_settings(text: str) -> list[str]:
+    """The settings of "name=value,name=value", where values may have commas of their own."""
+    found: list[str] = []
+    for part in text.split(",") if text else ():
+        if "=" in part or not found:
+            found.append(part)
+        else:
+            found[-1] += f",{part}"
+    return found
