@@ -13,6 +13,7 @@ from simkit.cli.fuzz import fuzz
 from simkit.cli.gpus import gpus
 from simkit.cli.list import list_algorithms
 from simkit.cli.mutate import mutate
+from simkit.cli.report import report
 from simkit.cli.run import run
 from simkit.cli.trace import trace
 from simkit.cli.tune import tune
@@ -34,6 +35,7 @@ for _name, _command in (
     ("mutate", mutate),
     ("trace", trace),
     ("tune", tune),
+    ("report", report),
     ("check", check),
     ("gpus", gpus),
 ):

@@ -91,9 +91,9 @@ def _combinations(chosen: Timed, values: Values) -> Iterator[Mapping[str, Any]]:
     """The kernel's own choices first, then all others."""
     yield chosen.chosen(values)
     open_names = [setting for setting in chosen.choices if values[setting.name] == AUTO]
-    fixed = chosen.chosen(values)
+    names = [setting.name for setting in open_names]
     for picked in product(*(setting.tries for setting in open_names)):
-        yield fixed | dict(zip((setting.name for setting in open_names), picked, strict=True))
+        yield {**chosen.chosen(values), **dict(zip(names, picked, strict=True))}
 
 
 def _try_all(
@@ -101,7 +101,7 @@ def _try_all(
 ) -> tuple[list[_Tried], bool]:
     """Everything that was tried, and whether that is everything."""
     tried: list[_Tried] = []
-    with Progress(console=error_console(), transient=True, disable=None) as progress:
+    with Progress(console=error_console(), transient=True) as progress:
         task = progress.add_task("tuning", total=len(combinations))
         try:
             for choices in combinations:

@@ -16,7 +16,15 @@ from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Run, Start,
 from simkit.schedules.grid import Item, Launch
 from simkit.schedules.parameters import SMEM_LATENCY, TMA_LATENCY
 from simkit.schedules.shape import AttentionShape
-from simkit.schedules.steps import Copy, Product, Softmax, lanes, mbarrier, named_barrier
+from simkit.schedules.steps import (
+    Copy,
+    Product,
+    Softmax,
+    in_pieces,
+    lanes,
+    mbarrier,
+    named_barrier,
+)
 from simkit.schedules.tiles import key_tiles, missing_part
 
 _FP8_KEYS = {64: 160, 96: 128, 128: 224, 192: 160, 256: 128}
@@ -94,7 +102,7 @@ class FlashAttention3:
         else:
             items = items * heads
         missing = missing_part(gpu, shape, [item.length for item in items], own.tile_kv)
-        loop = _Loop(own, shape, missing)
+        loop = _Loop(gpu, own, shape, missing)
         threads = 128 * (own.tile_q // _ROWS + 1)
         return (
             Launch(
@@ -106,7 +114,7 @@ class FlashAttention3:
                 registers=min(255, gpu.registers_per_sm // threads // 8 * 8),
                 shared_bytes=loop.shared_bytes,
                 path="wgmma fp8" if shape.element == 1 else "wgmma",
-                persistent=True,
+                persistent=shape.element == 2,  # as published: the fp8 kernel is not
                 cluster=own.cluster,
                 flop=shape.flop,
                 hbm_bytes=shape.kv_bytes + shape.q_bytes + shape.q_bytes // shape.element * 2,
@@ -118,7 +126,7 @@ class FlashAttention3:
 class _Loop:
     """What a CTA does with its items. ``missing``: part of K and V that comes from HBM."""
 
-    def __init__(self, own: Chosen, shape: AttentionShape, missing: float) -> None:
+    def __init__(self, gpu: Gpu, own: Chosen, shape: AttentionShape, missing: float) -> None:
         self.own = own
         self.groups = own.tile_q // _ROWS
         e, keys = shape.element, own.tile_kv
@@ -127,11 +135,18 @@ class _Loop:
         self.p_bytes = 0 if shape.d > 64 or shape.causal or e == 1 else _ROWS * keys * e
         self.qk = Product("QK", _ROWS, keys, shape.d, e)
         self.pv = Product("PV", _ROWS, shape.d_v, keys, e, a_in_smem=self.p_bytes > 0)
-        latency = TMA_LATENCY.value
-        self.q = Copy("Q", own.tile_q * shape.d * e, 1.0, latency)
+        latency = TMA_LATENCY.value + (gpu.hbm_latency if missing == 1 else gpu.l2_latency)
+        self.q = Copy("Q", own.tile_q * shape.d * e, 1.0, TMA_LATENCY.value + gpu.hbm_latency)
         self.k = Copy("K", keys * shape.d * e, missing, latency, own.cluster)
         self.v = Copy("V", keys * shape.d_v * e, missing, latency, own.cluster)
         self.o_bytes = _ROWS * shape.d_v * 2
+        # wgmma takes fp8 operands along k alone: the producer's warps turn V in shared memory, by
+        # ldmatrix, one byte permutation for four bytes, and stmatrix (section 3.3 of the paper).
+        self.transposes = e == 1
+        self.transpose = lanes(
+            "transpose V", "convert", smem=2 * self.v.count, alu=self.v.count / 4,
+            latency=SMEM_LATENCY.value,
+        )  # fmt: skip
         self.rescales_early = shape.d > 128  # beside QK instead of after softmax
 
     @property
@@ -145,7 +160,10 @@ class _Loop:
         consumers = [
             Agent(name, f"warpgroup {w}", cta.consumer(w, items)) for w in range(self.groups)
         ]
-        return [Agent(name, "producer", cta.producer(items)), *consumers]
+        producers = [Agent(name, "producer", cta.producer(items))]
+        if self.transposes:
+            producers.append(Agent(name, "transposing warps", cta.transposer(items)))
+        return [*producers, *consumers]
 
 
 class _Cta:
@@ -156,27 +174,45 @@ class _Cta:
         stages, groups = range(loop.own.stages), loop.groups
         self.q_full, self.q_empty = mbarrier("Q full", loop.q.boxes), mbarrier("Q empty", groups)
         self.k_full = [mbarrier(f"K full {s}", loop.k.boxes) for s in stages]
-        self.v_full = [mbarrier(f"V full {s}", loop.v.boxes) for s in stages]
+        self.v_full = [
+            mbarrier(f"V full {s}", 1 if loop.transposes else loop.v.boxes) for s in stages
+        ]
+        self.v_there = [mbarrier(f"V there {s}", loop.v.boxes) for s in stages]
         self.k_empty = [mbarrier(f"K empty {s}", groups) for s in stages]
         self.v_empty = [mbarrier(f"V empty {s}", groups) for s in stages]
         self.turns = [named_barrier(f"turn of {w}", 2 * _WARPS) for w in range(groups)]
         self.meeting = named_barrier("sync", groups * _WARPS, groups)
 
     def producer(self, items: Sequence[Item]) -> Program:
-        stages, block = self.own.stages, 0
+        """Copies in the order in which they are wanted: with overlap, K is a tile ahead of V."""
+        block = 0
         for number, item in enumerate(items):
             if number:
                 yield Wait(self.q_empty, number - 1)
             yield from self.loop.q.steps(self.q_full)
-            for _ in range(item.length):
-                stage, phase = block % stages, block // stages
-                if phase:
-                    yield Wait(self.k_empty[stage], phase - 1)
-                yield from self.loop.k.steps(self.k_full[stage])
-                if phase:
-                    yield Wait(self.v_empty[stage], phase - 1)
-                yield from self.loop.v.steps(self.v_full[stage])
-                block += 1
+            ahead = int(self.own.overlap)
+            for i in range(item.length + ahead):
+                if i < item.length:
+                    yield from self._copy(self.loop.k, block + i, self.k_full, self.k_empty)
+                if i >= ahead:
+                    full = self.v_there if self.loop.transposes else self.v_full
+                    yield from self._copy(self.loop.v, block + i - ahead, full, self.v_empty)
+            block += item.length
+
+    def transposer(self, items: Sequence[Item]) -> Program:
+        stages = self.own.stages
+        for block in range(sum(item.length for item in items)):
+            yield Wait(self.v_there[block % stages], block // stages)
+            yield from in_pieces(self.loop.transpose)
+            yield Arrive(self.v_full[block % stages])
+
+    def _copy(
+        self, copy: Copy, block: int, full: Sequence[Barrier], empty: Sequence[Barrier]
+    ) -> Iterator[Step]:
+        stage, phase = block % self.own.stages, block // self.own.stages
+        if phase:
+            yield Wait(empty[stage], phase - 1)
+        yield from copy.steps(full[stage])
 
     def consumer(self, w: int, items: Sequence[Item]) -> Program:
         tile = _overlapped if self.own.overlap else _one_after_another
@@ -184,7 +220,6 @@ class _Cta:
         for number, item in enumerate(items):
             yield Wait(self.q_full, number)
             yield from tile(warpgroup, item)
-            yield Arrive(self.q_empty)
             yield from self.loop.softmax.finish()
             size = self.loop.o_bytes
             yield Start(Work("O", "store", (("l2", size), ("hbm", size))))
@@ -240,6 +275,8 @@ def _overlapped(self: _Warpgroup, item: Item) -> Iterator[Step]:
     yield self.release(cta.k_empty, self.block)
     yield from self.scores(masked > 0)
     yield from self.p()
+    if item.length == 1:
+        yield Arrive(cta.q_empty)
     for i in range(1, item.length):
         before, self.block = self.block, self.block + 1
         yield self.wait(cta.k_full, self.block)
@@ -252,6 +289,8 @@ def _overlapped(self: _Warpgroup, item: Item) -> Iterator[Step]:
         yield from self.leave()
         yield Wait(s, i)
         yield self.release(cta.k_empty, self.block)
+        if i + 1 == item.length:
+            yield Arrive(cta.q_empty)
         yield from self.scores(i < masked)
         yield Wait(o, i - 1)
         yield self.release(cta.v_empty, before)
@@ -276,6 +315,8 @@ def _one_after_another(self: _Warpgroup, item: Item) -> Iterator[Step]:
         yield from self.leave()
         yield Wait(s, i)
         yield self.release(cta.k_empty, self.block)
+        if i + 1 == item.length:
+            yield Arrive(cta.q_empty)
         yield from self.scores(i < item.kind)
         yield from self.p()
         if i:
