@@ -163,8 +163,8 @@ def fit(text: str, cells: int, signs: Signs) -> str:
 
 
 def number(value: float) -> str:
-    """A time as it is printed: ten digits at most, thousands parted."""
-    return f"{value:,.10g}"
+    """A time as it is printed: to a hundredth, thousands parted."""
+    return f"{round(value, 2):,.12g}"
 
 
 def _cells_of(event: Event | None, track: Track, scale: Scale) -> range:

@@ -9,7 +9,9 @@ from simkit.catalog import algorithm as find_algorithm
 from simkit.cli.planner import PLANNERS, planner_schedule
 from simkit.cli.schedule import Schedule, cycles_note
 from simkit.cli.settings import parse_settings, settings_text
-from simkit.cli.subjects import subject
+from simkit.cli.subjects import SUBJECTS, subject
+from simkit.cli.timed import TIMED
+from simkit.cli.timed.pictures import timed_schedule
 from simkit.errors import SimkitError
 from simkit.machine.gpus import gpu as find_gpu
 from traces import chrome
@@ -19,6 +21,8 @@ def find_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule
     """The schedule of a kernel or planner of the catalogue; SimkitError if it has none."""
     if algorithm in PLANNERS:
         return planner_schedule(algorithm, settings, gpu)
+    if algorithm in TIMED and algorithm not in SUBJECTS:
+        return timed_schedule(algorithm, settings, gpu)
     if find_algorithm(algorithm).trace is None:
         raise SimkitError(f"{algorithm} is a study: it has no kernel, and no schedule to draw")
     chosen = subject(algorithm)

@@ -39,7 +39,7 @@ def words(output: str) -> str:
         (("--zoom", ":5000"), "flash_attention on h100: 0 to 5,000 cycles"),
         (
             ("--zoom", "5000:", "--width", 60),
-            "flash_attention on h100: 5,000 to 12,813.12669 cycles",
+            "flash_attention on h100: 5,000 to 12,813.13 cycles",
         ),
     ],
 )

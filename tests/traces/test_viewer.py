@@ -147,7 +147,7 @@ def test_the_wheel_zooms_around_the_pointer() -> None:
         await turn(MouseScrollUp)
         # What is under it, 77/78 of 2000, stays where it is.
         start = 2000 * 77 / 78 / 2
-        assert title(app) == f"pipeline: {start:,.10g} to {start + 1000:,.10g} cycles"
+        assert title(app) == f"pipeline: {start:,.2f} to {start + 1000:,.2f} cycles"
         await turn(MouseScrollDown)
         assert title(app) == "pipeline: 0 to 2,000 cycles"
 

@@ -1,0 +1,69 @@
+"""What the cycle model's simulation of one SM looks like, or the whole grid, as a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simkit.cli.output import si_text
+from simkit.cli.schedule import MOST_TRACKS, Schedule
+from simkit.cli.settings import Setting, parse_settings, settings_text
+from simkit.cli.timed import timed
+from simkit.cli.timed.timed import Timed
+from simkit.machine.gpus import gpu as find_gpu
+from simkit.schedules.engine import Simulation, simulate
+from simkit.schedules.grid import GridRun, Item
+from simkit.schedules.picture import grid_trace, simulation_trace
+from simkit.schedules.prediction import Prediction, predict
+
+_DRAWN = (
+    Setting("tiles", 6, "tiles of an item that are drawn"),
+    Setting("launch", 0, "the launch that is drawn, from 0", least=0),
+    Setting("grid", False, "draw all CTAs instead of one SM", kind="flag"),
+)
+
+
+def timed_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule:
+    """The longest item on one SM, or all items on all; `SimkitError` for what cannot run."""
+    chosen, row = timed(algorithm), find_gpu(gpu)
+    values = parse_settings(algorithm, (*chosen.settings, *_DRAWN), settings)
+    found = predict(row, chosen.launches(row, values))
+    run = found.runs[min(values["launch"], len(found.runs) - 1)]
+    if values["grid"]:
+        trace = grid_trace(run)
+        what = f"{len(run.launch.items):,} items on {run.placement.workers} CTAs"
+    else:
+        name = f"{run.launch.name}: {run.occupancy.ctas_per_sm} CTAs of an SM"
+        trace = simulation_trace(_example(run, values["tiles"]), name)
+        what = f"one SM, the first {values['tiles']} tiles of its longest item"
+    return Schedule(
+        heading=f"{algorithm}, {row.title}: {settings_text(_told(chosen, values))}",
+        trace=trace,
+        summary={"algorithm": algorithm, "gpu": row.name, "settings": values},
+        notes=(f"Drawn: {what} at {si_text(run.clock_hz, 'Hz')}.", _whole(found, run)),
+        clock_hz=run.clock_hz,
+        most=MOST_TRACKS,
+    )
+
+
+def _told(chosen: Timed, values: dict[str, object]) -> dict[str, object]:
+    """The problem, and the choices that somebody made."""
+    problem = {setting.name: values[setting.name] for setting in chosen.problem if not setting.sets}
+    return problem | dict(chosen.chosen(values))
+
+
+def _whole(found: Prediction, run: GridRun) -> str:
+    return (
+        f"The whole: {si_text(found.seconds, 's')}, {run.launch.name} bound by {run.bound}; "
+        f"tensor cores {run.utilisation('tensor'):.0%} busy."
+    )
+
+
+def _example(run: GridRun, tiles: int) -> Simulation:
+    """One SM whose CTAs all have the first tiles of the longest item."""
+    longest = max(run.launch.items, key=lambda item: item.length)
+    item = Item(min(tiles, longest.length), longest.kind)
+    residents = sorted({agent.process for agent in run.one_sm()})
+    return simulate(
+        run.rates,
+        lambda: [agent for name in residents for agent in run.launch.cta(name, (item,))],
+    )
