@@ -16,7 +16,7 @@ help:
 	@echo "make proof    the full tier of the arithmetic's tests (minutes)"
 	@echo "make lint     ruff and mypy"
 	@echo "make bench    timings of the executor"
-	@echo "make docs     write docs/ptx-support.md from the instruction table"
+	@echo "make docs     write docs/ptx-support.md, docs/published.md and docs/pictures"
 	@echo "make clean    remove .venv and caches"
 
 setup: $(VENV)/.ready-dev
@@ -51,6 +51,8 @@ bench: $(VENV)/.ready-dev
 
 docs: $(VENV)/.ready
 	@$(BIN)/python -m gpu.ptx.support
+	@$(BIN)/python -m simkit.cli.pictures docs/pictures
+	@$(BIN)/simkit report published --markdown docs/published.md
 
 clean:
 	rm -rf $(VENV) .simkit .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks build *.egg-info
