@@ -28,7 +28,9 @@ class Picture:
 
 PICTURES = (
     Picture("flash_attention_2", "FlashAttention-2", "flash_attention_2", ("tiles=6",), 5e3, 28e3),
-    Picture("ping_pong", "FlashAttention-3, ping-pong", "flash_attention_3", ("tiles=8",), 8e3, 2e4),
+    Picture(
+        "ping_pong", "FlashAttention-3, ping-pong", "flash_attention_3", ("tiles=8",), 8e3, 2e4
+    ),
     Picture("seesaw", "FlashMLA, seesaw", "mla_decode", ("tiles=8",), gpu="h800"),
     Picture("crossover", "FlashMLA, crossover", "mla_sparse_decode", ("tiles=8",), gpu="h800"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,11 +21,12 @@ from simkit.cli.settings import parse_settings, settings_text
 from simkit.cli.study import STUDIES
 from simkit.cli.subjects import SUBJECTS
 from simkit.cli.timed import TIMED
-from simkit.cli.what_if import run_schedule
+from simkit.cli.what_if import predict_values, prediction_json, run_schedule
 from simkit.errors import CapacityError, SimkitError
 from simkit.layouts import fp8_record
 from simkit.machine.gpus import Gpu
 from simkit.machine.gpus import gpu as find_gpu
+from simkit.schedules.prediction import Prediction
 
 _ON = ("model", "ptx", "cuda")
 
@@ -83,9 +84,14 @@ def run(
                 found.append(evaluate(SUBJECTS[name], other, row, device, seed))
         except CapacityError as error:
             notes.append(f"{name} does not fit: {error}.")
+    predicted = {
+        result.algorithm: predict_values(result.algorithm, row, result.settings)
+        for result in found
+        if result.algorithm in TIMED
+    }
     out = console()
     out.print(f"{algorithm} on {on}, {row.title}: {settings_text(values)}")
-    _print(out, row, found, on)
+    _print(out, row, found, predicted, on)
     for note in notes:
         out.print(note)
     if algorithm == "fp8_kv_cache":
@@ -97,12 +103,20 @@ def run(
     if not agrees:
         out.print("The measured traffic is not as predicted.", style="bold red")
     runs = [result.as_json() for result in found]
-    write_json(json_file, {"gpu": gpu, "on": on, "runs": runs, "notes": notes})
+    predictions = {name: prediction_json(one) for name, one in predicted.items()}
+    summary = {"gpu": gpu, "on": on, "runs": runs, "predictions": predictions, "notes": notes}
+    write_json(json_file, summary)
     if not agrees:
         raise typer.Exit(NOT_HELD)
 
 
-def _print(out: Console, gpu: Gpu, found: Sequence[Evaluation], on: str) -> None:
+def _print(
+    out: Console,
+    gpu: Gpu,
+    found: Sequence[Evaluation],
+    predicted: Mapping[str, Prediction],
+    on: str,
+) -> None:
     out.print(
         table(
             "Error against float64",
@@ -144,8 +158,10 @@ def _print(out: Console, gpu: Gpu, found: Sequence[Evaluation], on: str) -> None
             out.print(f"DRAM, {result.algorithm}: {read} read, {write} written.")
     print_resources(out, [row for result in found for row in result.resources])
     _print_plans(out, gpu, found[0])
-    out.print(_roofline_table(found, on))
+    out.print(_roofline_table(found, predicted, on))
     out.print("HBM bytes: each tensor once in every direction, which no cache avoids.")
+    if predicted:
+        out.print("predicted time: by the cycle model, launching included (docs/cycles.md).")
 
 
 def _print_plans(out: Console, gpu: Gpu, result: Evaluation) -> None:
@@ -168,7 +184,9 @@ def _traffic_cells(line: TrafficLine, measured: bool) -> tuple[str, ...]:
     return (*cells, f"{line.measured_requested:,} B, {line.measured_sectors:,} B")
 
 
-def _roofline_table(found: Sequence[Evaluation], on: str) -> Any:
+def _roofline_table(
+    found: Sequence[Evaluation], predicted: Mapping[str, Prediction], on: str
+) -> Any:
     places = [result.place for result in found]
     rows: list[tuple[object, ...]] = [
         ("FLOP", *(si_text(place.flops, "FLOP") for place in places)),
@@ -182,6 +200,13 @@ def _roofline_table(found: Sequence[Evaluation], on: str) -> Any:
         ("peak of those", *(si_text(place.unit_peak, "FLOP/s") for place in places)),
         ("least time", *(si_text(place.seconds, "s") for place in places)),
     ]
+    if predicted:
+        names = [result.algorithm for result in found]
+        times = (
+            si_text(predicted[name].seconds, "s") if name in predicted else "" for name in names
+        )
+        bounds = (predicted[name].bound if name in predicted else "" for name in names)
+        rows += [("predicted time", *times), ("which is bound by", *bounds)]
     if any(result.kernel_seconds is not None for result in found):
         times = (si_text(result.kernel_seconds or 0.0, "s") for result in found)
         rows.append((f"kernel time on {on}", *times))

@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from simkit.cli.output import busy, bytes_text, console, si_text, table, write_json
-from simkit.cli.settings import parse_settings, settings_text
+from simkit.cli.settings import Values, parse_settings, settings_text
 from simkit.cli.timed import timed
+from simkit.machine.gpus import Gpu
 from simkit.machine.gpus import gpu as find_gpu
 from simkit.schedules.grid import GridRun
 from simkit.schedules.prediction import Prediction, predict
@@ -25,9 +26,20 @@ def run_schedule(algorithm: str, settings: Sequence[str], gpu: str, json_file: P
     out = console()
     out.print(f"{algorithm}, predicted for {row.title}: {settings_text(values)}")
     _print(out, found)
+    if row.capability >= (10, 0) and any(run.launch.path != "mma.sync" for run in found.runs):
+        out.print(
+            f"{row.name} has no wgmma: this is the schedule at its rates, not a kernel of it."
+        )
     out.print(f"simkit tune {algorithm} ranks alternatives; simkit trace {algorithm} draws it.")
     described = {"algorithm": algorithm, "gpu": row.name, "settings": values}
     write_json(json_file, described | prediction_json(found))
+
+
+def predict_values(algorithm: str, gpu: Gpu, values: Values) -> Prediction:
+    """The prediction for settings of the problem, with the kernel's own choices."""
+    chosen = timed(algorithm)
+    own = {setting.name: setting.default for setting in chosen.choices}
+    return predict(gpu, chosen.launches(gpu, {**own, **values}))
 
 
 def prediction_json(found: Prediction) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from simkit.schedules.engine import Barrier, Issue, Run, Start, Step, Wait, Work
 from simkit.schedules.parameters import (
+    DSMEM_LATENCY,
     LANE_LATENCY,
     LDMATRIX_LATENCY,
     MBARRIER_LATENCY,
@@ -64,12 +65,14 @@ def in_pieces(work: Work, pieces: int = PIECES) -> tuple[Run, ...]:
 @dataclass(frozen=True)
 class Softmax:
     """Online softmax of a tile of ``rows`` × ``keys`` scores by one agent, with ``d_v`` columns of
-    O. The steps come in the order of FlashAttention's kernels.
+    O. The steps come in the order of FlashAttention's kernels. ``exp2_ops``: fp32 operations of a
+    polynomial instead of ex2 (0: ex2).
     """
 
     rows: int
     keys: int
     d_v: int
+    exp2_ops: int = 0
 
     @property
     def scores(self) -> int:
@@ -88,8 +91,10 @@ class Softmax:
         )
 
     def exponentials(self) -> tuple[Step, ...]:
-        """One fma and one ex2 of a score, and its sum."""
-        return in_pieces(lanes("exp", "softmax", xu=self.scores, fma=2 * self.scores))
+        """Of a score: one fma, one exponential, and its sum."""
+        xu = 0 if self.exp2_ops else self.scores
+        fma = (2 + self.exp2_ops) * self.scores
+        return in_pieces(lanes("exp", "softmax", xu=xu, fma=fma))
 
     def convert(self) -> tuple[Step, ...]:
         """P to the type of the next product: an instruction packs two values."""
@@ -214,6 +219,37 @@ class Copy:
             yield arrival
 
 
+def fetch(
+    name: str, count: float, full: Barrier, *, missing: float = 0.0, latency: float = 0.0
+) -> Step:
+    """A copy to shared memory that a warp asks for and leaves: ``count`` bytes from L2, ``missing``
+    of them (0 to 1) from HBM.
+    """
+    amounts = [("l2", count), ("hbm", count * missing), ("smem", count)]
+    work = Work(name, "load", tuple(pair for pair in amounts if pair[1]), latency)
+    return Start(work, full)
+
+
+def to_peer(name: str, count: float, landed: Barrier) -> Step:
+    """Stores of ``count`` bytes to the peer's shared memory, which takes as many from the peer: the
+    CTAs of a pair do the same, so that ``landed`` is told when those are in as well.
+    """
+    work = Work(name, "store", (("dsmem", count), ("smem", count)), DSMEM_LATENCY.value)
+    return Issue(work, landed)
+
+
+def from_fp8(values: int) -> tuple[Step, ...]:
+    """fp8 to bf16 times its scale: fp8 to f16, f16 to fp32, fp32 to bf16, product, one after
+    another.
+    """
+    return (
+        Run(lanes("fp8 to f16", "convert", widen=values)),
+        Run(lanes("f16 to fp32", "convert", widen=values)),
+        Run(lanes("fp32 to bf16", "convert", xu=values / PACKED)),
+        Run(lanes("times scale", "convert", half=values, latency=LANE_LATENCY.value)),
+    )
+
+
 def mbarrier(name: str, count: int = 1) -> Barrier:
     return Barrier(name, count, MBARRIER_LATENCY.value)
 
@@ -221,3 +257,15 @@ def mbarrier(name: str, count: int = 1) -> Barrier:
 def named_barrier(name: str, warps: int, arrivals: int = 1) -> Barrier:
     """bar.sync of ``warps``, of which ``arrivals`` agents tell."""
     return Barrier(name, arrivals, SYNC_BASE.value + SYNC_PER_WARP.value * warps)
+
+
+def global_load(name: str, count: float, missing: float = 0.0, latency: float = 0.0) -> Work:
+    """A load of ``count`` bytes to registers: from L2, ``missing`` of it (0 to 1) from HBM."""
+    hbm = (("hbm", count * missing),) if missing else ()
+    return Work(name, "load", (("l2", count), *hbm), latency)
+
+
+def global_store(name: str, count: float, missing: float = 1.0) -> Work:
+    """A store of ``count`` bytes to L2, of which ``missing`` (0 to 1) goes on to HBM."""
+    hbm = (("hbm", count * missing),) if missing else ()
+    return Work(name, "store", (("l2", count), *hbm))

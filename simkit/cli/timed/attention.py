@@ -5,6 +5,7 @@ from __future__ import annotations
 from simkit.cli.settings import Setting, Values, choice
 from simkit.cli.timed.timed import Timed
 from simkit.machine.gpus import Gpu
+from simkit.schedules.flash_attention import FlashAttention
 from simkit.schedules.flash_attention_2 import FlashAttention2
 from simkit.schedules.flash_attention_3 import FlashAttention3
 from simkit.schedules.grid import Launch
@@ -63,4 +64,11 @@ FA3 = Timed(
     launches=_fa3,
 )
 
-ATTENTION = (FA2, FA3)
+OWN = Timed(
+    name="flash_attention",
+    problem=_PREFILL,
+    choices=(),
+    launches=lambda gpu, values: FlashAttention().launches(gpu, shape_of(values)),
+)
+
+ATTENTION = (OWN, FA2, FA3)
