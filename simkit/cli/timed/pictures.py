@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simkit.cli.output import si_text
 from simkit.cli.schedule import MOST_TRACKS, Schedule
-from simkit.cli.settings import Setting, parse_settings, settings_text
+from simkit.cli.settings import Setting, Values, parse_settings, settings_text
 from simkit.cli.timed import timed
 from simkit.cli.timed.timed import Timed
 from simkit.machine.gpus import gpu as find_gpu
@@ -45,7 +45,7 @@ def timed_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedul
     )
 
 
-def _told(chosen: Timed, values: dict[str, object]) -> dict[str, object]:
+def _told(chosen: Timed, values: Values) -> Values:
     """The problem, and the choices that somebody made."""
     problem = {setting.name: values[setting.name] for setting in chosen.problem if not setting.sets}
     return problem | dict(chosen.chosen(values))
