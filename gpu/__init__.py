@@ -8,6 +8,7 @@ from gpu.counters import Hazard, Report, Traffic
 from gpu.device import Array, Call, Device, Kernel, Module
 from gpu.ptx.executor import PtxDevice
 from gpu.ptx.launch import Options
+from gpu.run_trace import trace_run as trace
 from gpu.tensor_map import TensorMap
 from simkit.errors import DeviceUnavailableError
 
@@ -23,6 +24,7 @@ __all__ = [
     "TensorMap",
     "Traffic",
     "open",
+    "trace",
 ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simkit.machine.memory import TensorTraffic
+from traces.events import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ class Report:
     """One launch.
 
     ``instructions``: warp instructions; ``lane_instructions``: those times the active lanes;
-    ``seconds``: wall time on the executor, kernel time on a GPU; ``output``: what printf wrote.
+    ``seconds``: wall time on the executor, kernel time on a GPU; ``output``: what printf wrote;
+    ``trace``: what happened when, if that was asked for.
     """
 
     kernel: str
@@ -118,6 +120,7 @@ class Report:
     instructions: int = 0
     lane_instructions: int = 0
     output: str = ""
+    trace: Trace | None = None
 
     @property
     def is_broken(self) -> bool:

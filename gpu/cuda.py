@@ -69,6 +69,17 @@ class CudaArray:
         return data[: self._size].view(self.dtype).reshape(self.shape)
 
 
+class CudaVariable:
+    """A ``__device__`` variable in GPU memory; ``pointer`` is CuPy's."""
+
+    def __init__(self, cupy: Any, pointer: Any, size: int) -> None:
+        self.shape: tuple[int, ...] = (size,)
+        self._memory = cupy.ndarray(self.shape, dtype=cupy.uint8, memptr=pointer)
+
+    def fill(self, values: np.ndarray) -> None:
+        self._memory.set(values)
+
+
 class CudaKernel:
     """One entry of a module that the driver has loaded."""
 
@@ -164,6 +175,13 @@ class CudaModule:
     def kernels(self) -> list[str]:
         """Names of the entries."""
         return [f.name for f in self.syntax.functions.values() if f.is_entry]
+
+    def variable(self, name: str) -> CudaVariable | None:
+        """See gpu.device.Module.variable."""
+        found = next((v for v in self.syntax.variables if v.name == name), None)
+        if found is None or found.space != "global":
+            return None
+        return CudaVariable(self.device.cupy, self.raw.get_global(name), found.size)
 
     def kernel(self, name: str) -> CudaKernel:
         return CudaKernel(self, name)

@@ -33,6 +33,16 @@ class Array(Protocol):
         ...
 
 
+class Variable(Protocol):
+    """A ``__device__`` variable of a module, as bytes."""
+
+    shape: tuple[int, ...]
+
+    def fill(self, values: np.ndarray) -> None:
+        """Overwrites it with as many bytes (uint8)."""
+        ...
+
+
 class Kernel(Protocol):
     """One entry of a module."""
 
@@ -62,6 +72,10 @@ class Module(Protocol):
 
     def kernel(self, name: str) -> Kernel:
         """The entry of that name, as it stands in the PTX; an error lists the entries there are."""
+        ...
+
+    def variable(self, name: str) -> Variable | None:
+        """The ``__device__`` variable of that name, as it stands in the PTX; None without it."""
         ...
 
 

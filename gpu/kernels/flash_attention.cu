@@ -12,6 +12,7 @@
 #include "mma.cuh"
 #include "rows.cuh"
 #include "softmax.cuh"
+#include "stamps.cuh"
 #include "swizzle.cuh"
 #include "warp.cuh"
 
@@ -193,6 +194,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(128) char tiles_memory[];
   __shared__ float lse_rows[kQueryTile];
   const unsigned tiles_base = shared_address(tiles_memory);
+  STAMPS;
 
   const int first_row = blockIdx.x * kQueryTile;
   const int head = blockIdx.y;
@@ -218,12 +220,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                                                   tile * kKeyTile);
   };
 
+  STAMP_BEGIN(Load);
   load_tile_async<kQueryTile, kHeadDim, kThreads>(tiles_base, q_rows, first_row);
   cp_async_commit();
   if (tiles > 0) load_keys_and_values(0);
   cp_async_commit();
+  STAMP_END(Load);
+  STAMP_BEGIN(Wait);
   cp_async_wait<1>();
   __syncthreads();  // Q is here; the first K and V need not be
+  STAMP_END(Wait);
   FragmentA q_fragments[kHeadSteps];
   load_queries(q_fragments, tiles_base, warp);
 
@@ -231,11 +237,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   float output[kOutputTiles][4] = {};
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
+    STAMP_BEGIN(Wait);
     cp_async_wait<0>();
     __syncthreads();  // the tile is here for every warp, and no warp still reads the one before
+    STAMP_END(Wait);
+    STAMP_BEGIN(Load);
     if (tile + 1 < tiles) load_keys_and_values(tile + 1);
     cp_async_commit();
+    STAMP_END(Load);
 
+    STAMP_BEGIN(Scores);
     const unsigned buffer = tile % 2 * kTileBytes;
     float s[kScoreTiles][4];
     scores(s, q_fragments, tiles_base + kKeyOffset + buffer);
@@ -243,12 +254,18 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (first_key + kKeyTile - 1 > mask.last_key(first_row)) {
       mask_scores(s, mask, first_row + warp * kWarpRows, first_key);
     }
+    STAMP_END(Scores);
+    STAMP_BEGIN(Softmax);
     float alpha[2];
     online_softmax(s, state, alpha, scale_log2);
     rescale(output, alpha);
+    STAMP_END(Softmax);
+    STAMP_BEGIN(Values);
     accumulate_output(output, s, tiles_base + kValueOffset + buffer);
+    STAMP_END(Values);
   }
 
+  STAMP_BEGIN(Store);
   __syncwarp();  // O takes the place of Q, of which each warp read only the rows it now writes
   stage_result(tiles_memory, lse_rows, output, state, scale_log2, warp);
   __syncthreads();
@@ -257,4 +274,5 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x < kQueryTile && row < q_len) {
     lse[(static_cast<long long>(batch) * heads + head) * q_len + row] = lse_rows[threadIdx.x];
   }
+  STAMP_END(Store);
 }

@@ -15,6 +15,7 @@
 #include "fma_chain.cuh"
 #include "rows.cuh"
 #include "softmax.cuh"
+#include "stamps.cuh"
 #include "swizzle.cuh"
 #include "warp.cuh"
 
@@ -167,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __shared__ float alpha[kHeads];
   __shared__ float maxima[kHeads], sums[kHeads];
   const unsigned tiles_base = shared_address(tiles_memory);
+  STAMPS;
 
   const int splits = gridDim.x, kv_heads = gridDim.y, batches = gridDim.z;
   const int split = blockIdx.x, kv_head = blockIdx.y, batch = blockIdx.z;
@@ -197,27 +199,40 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     load_tile_async<kKeyTile, kHeadDim, kThreads>(buffer + kValueOffset, v_rows, tile * kKeyTile);
   };
 
+  STAMP_BEGIN(Load);
   load_keys_and_values(first_tile);
   cp_async_commit();
   load_queries(queries, q + group_start * kHeadDim);
+  STAMP_END(Load);
 
   HeadState states[kHeadsPerWarp];
   float output[kOutputsPerThread] = {};
 #pragma unroll 1
   for (int tile = first_tile; tile < end_tile; ++tile) {
+    STAMP_BEGIN(Wait);
     cp_async_wait<0>();
     __syncthreads();  // the tile is here for every warp, and no warp still uses the one before
+    STAMP_END(Wait);
+    STAMP_BEGIN(Load);
     if (tile + 1 < end_tile) load_keys_and_values(tile + 1);
     cp_async_commit();
+    STAMP_END(Load);
 
+    STAMP_BEGIN(Scores);
     const char* buffer = tiles_memory + tile_buffer(tile);
     compute_scores(scores, queries, buffer, kv_len - tile * kKeyTile);
     __syncthreads();
+    STAMP_END(Scores);
+    STAMP_BEGIN(Softmax);
     online_softmax(scores, alpha, states, scale_log2);
     __syncthreads();
+    STAMP_END(Softmax);
+    STAMP_BEGIN(Values);
     accumulate_output(output, scores, alpha, buffer + kValueOffset);
+    STAMP_END(Values);
   }
 
+  STAMP_BEGIN(Store);
   // The warps hold maxima and sums head by head; neighbouring threads write them.
 #pragma unroll
   for (int i = 0; i < kHeadsPerWarp; ++i) {
@@ -237,6 +252,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const int index = i * kThreads + threadIdx.x;
     if (index < kGroup * kHeadDim) o_partial[partial_start * kHeadDim + index] = output[i];
   }
+  STAMP_END(Store);
 }
 
 // Maximum (scaled, base 2), sum and one un-normalised output of the splits merged so far.
@@ -266,7 +282,9 @@ extern "C" __global__ void __launch_bounds__(kHeadDim)
   const int heads = gridDim.x, batches = gridDim.y;
   const long long head = static_cast<long long>(blockIdx.y) * heads + blockIdx.x;
   const long long split_stride = static_cast<long long>(batches) * heads;
+  STAMPS;
 
+  STAMP_BEGIN(Merge);
   MergeState state;
 #pragma unroll 1
   for (int split = 0; split < splits; ++split) {
@@ -279,6 +297,9 @@ extern "C" __global__ void __launch_bounds__(kHeadDim)
       state = merge(state, next);
     }
   }
+  STAMP_END(Merge);
+  STAMP_BEGIN(Store);
   o[head * kHeadDim + threadIdx.x] = float_to_bf16(softmax_output(state.output, state.sum));
   if (threadIdx.x == 0) lse[head] = softmax_lse(state.maximum, state.sum);
+  STAMP_END(Store);
 }

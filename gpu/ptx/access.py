@@ -32,9 +32,16 @@ class MemoryAccess(Lanes):
                 base, offset, mask, lambda s, b, m: self.load(s, b, offset, size, count, m, site)
             )
         memory, offsets = self._locate(space, base, offset, size * count, mask, site, "read")
+        if is_own and self.grid.trace is not None:
+            self._note(space, size * count, mask, site)
         if is_own and self.grid.hazards is not None:
             self._observe(space, offsets, size * count, mask, site, is_write=False)
         return memory.gather(offsets, size, count)
+
+    def _note(self, space: str, size: int, mask: Mask, site: int) -> None:
+        """Tells the trace how many bytes an access of the warps themselves moves."""
+        if space == "global" and self.grid.trace is not None:
+            self.grid.trace.access(self.warps, mask, size, site)
 
     def _observe(
         self, space: str, offsets: Array, size: int, mask: Mask, site: int, is_write: bool,
@@ -76,6 +83,8 @@ class MemoryAccess(Lanes):
         total = size * len(values)
         self.grid.effects += 1
         memory, offsets = self._locate(space, base, offset, total, mask, site, "write")
+        if is_own and self.grid.trace is not None:
+            self._note(space, total, mask, site)
         if not is_own or self.grid.hazards is None or space not in ("shared", "global"):
             memory.scatter(offsets, size, values, mask)
             return
@@ -117,6 +126,8 @@ class MemoryAccess(Lanes):
         size = values.dtype.itemsize
         self.grid.effects += 1
         memory, offsets = self._locate(space, base, offset, size, mask, site, "write")
+        if self.grid.trace is not None:
+            self._note(space, size, mask, site)
         if self.grid.hazards is not None:
             self._observe(space, offsets, size, mask, site, is_write=True, is_atomic=True)
         return memory.atomic(offsets, function, values, compare, mask)

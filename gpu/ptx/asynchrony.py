@@ -5,6 +5,7 @@ Sources: PTX ISA 8.8, 9.7.9.25.3 (cp.async), 9.7.13.15 (mbarrier).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -17,6 +18,9 @@ from gpu.ptx.memory import WHOLE
 from gpu.ptx.traffic import TrafficCounter
 from gpu.ptx.waiting import MbarrierWait
 from simkit.errors import LaunchError, MemoryAccessError
+
+# Told of the rows of some copies that have been done, and of the mbarriers that they signal.
+Landed = Callable[[Array, Array | None], None]
 
 
 class AsyncAccess(MemoryAccess):
@@ -37,6 +41,20 @@ class AsyncAccess(MemoryAccess):
     def _ctas(self, active: Array) -> Array:
         """The CTA of each active lane."""
         return np.broadcast_to(self.cta, self.shape)[active]
+
+    def _begin(
+        self, copies: Callable[[], tuple[Array, Array | int]], site: int, kind: str = "load",
+        is_global: bool = True,
+    ) -> Landed | None:  # fmt: skip
+        """Tells the trace, if there is one, of copies that begin: the warp of each and its bytes.
+        Of their ends it is told by the result.
+        """
+        trace = self.grid.trace
+        if trace is None:
+            return None
+        warps, moved = copies()
+        spans = trace.copy(warps, np.broadcast_to(moved, warps.shape), site, kind, is_global)
+        return lambda rows, objects: trace.land(spans, rows.tolist(), site, objects)
 
     # cp.async
 
@@ -68,7 +86,16 @@ class AsyncAccess(MemoryAccess):
             if which is not None:
                 active = np.broadcast_to(which, self.shape) if mask is None else mask & which
             self._copy(to, to_offset, origin, origin_offset, size, taken, active, site)
+            if trace is not None:
+                chosen = slice(None) if which is None else which
+                trace.group_done(groups[chosen], self.warps[chosen])
 
+        trace = self.grid.trace
+        if trace is not None:
+            groups = self.grid.copies.committed[self.warps]
+            counts = np.minimum(self.array(taken), size) if taken is not None else size
+            moved = np.where(self._active(mask), counts, 0).sum(axis=0)
+            trace.copy_group(groups, self.warps, moved, site)
         self.grid.copies.issue(self.warps, perform)
 
     def _observe_copy(
@@ -190,9 +217,13 @@ class AsyncAccess(MemoryAccess):
         if self.grid.hazards is not None:
             self.grid.hazards.clocks.commit(clocks.COPIES, warps)
 
-    def wait_copies(self, allowed: int, mask: Mask) -> None:
+    def wait_copies(self, allowed: int, mask: Mask, site: int) -> None:
         warps = self._some(mask)
+        if self.grid.trace is not None:
+            self.grid.trace.moment(site)
         self.grid.copies.wait(warps, allowed)
+        if self.grid.trace is not None:
+            self.grid.trace.groups_seen(self.grid.copies.committed[warps] - allowed, warps)
         if self.grid.hazards is not None:
             if allowed < 0:
                 # Copies that no group holds yet are waited for too.
@@ -217,6 +248,8 @@ class AsyncAccess(MemoryAccess):
 
         def arrive() -> None:
             landed()
+            if self.grid.trace is not None:
+                self.grid.trace.arrive(objects, self._warps_of(active), site)
             self._change(objects, ones, 0, 0, site)
 
         self.grid.agents.start(arrive)
@@ -294,6 +327,8 @@ class AsyncAccess(MemoryAccess):
         if flipped.any():
             if self.grid.hazards is not None:
                 self.grid.hazards.barriers.complete(unique[flipped])
+            if self.grid.trace is not None:
+                self.grid.trace.complete(unique[flipped], site)
             if not may_complete:
                 bad = int(unique[flipped][0])
                 self._barrier_error(bad, "completes its phase although .noComplete", site)
@@ -378,6 +413,8 @@ class AsyncAccess(MemoryAccess):
         if self.grid.hazards is not None:
             releases, self.order = self.order != "relaxed", ""
             self.grid.hazards.arrive(objects, self._warps_of(active), count, site, releases)
+        if self.grid.trace is not None and count.any():
+            self.grid.trace.arrive(objects, self._warps_of(active), site)
         before = self._change(objects, count, tx, count if drops else 0, site, may_complete)
         states[active] = mbarrier.sequential(before, objects, count)
         return states
@@ -399,10 +436,12 @@ class AsyncAccess(MemoryAccess):
         objects, active = self._objects(space, base, offset, mask, site, must_own=True)
         words = self._words(objects, site)
         passed[active] = mbarrier.parity(words) != self._awaited(phase, is_parity)[active]
+        over = passed[active]
         if self.grid.hazards is not None:
-            over = passed[active]
             self.grid.hazards.see_phase(objects[over], self._warps_of(active)[over], site)
-        if not passed[active].all():
+        if self.grid.trace is not None:
+            self.grid.trace.see_phase(objects[over], self._warps_of(active)[over], site)
+        if not over.all():
             self.grid.test_failed()
         return passed
 

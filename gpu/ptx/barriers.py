@@ -56,6 +56,8 @@ class Barriers:
         self.site[warps] = arrival.site
         if self.grid.hazards is not None:
             self.grid.hazards.come_to_barrier(cta * BARRIERS + number, warps)
+        if self.grid.trace is not None:
+            self.grid.trace.come_to_barrier(cta, number, warps, arrival.site)
         self._add(cta, number, threads, arrival.site)
         self.release(np.unique(cta))
 
@@ -67,6 +69,8 @@ class Barriers:
         cta = self.grid.cta_of_warp[warps]
         if self.grid.hazards is not None:
             self.grid.hazards.come_to_barrier(cta * BARRIERS + numbers, warps)
+        if self.grid.trace is not None:
+            self.grid.trace.come_to_barrier(cta, numbers, warps, site)
         self._add(cta, numbers, counts, site)
         self.release(np.unique(cta))
 
@@ -119,6 +123,8 @@ class Barriers:
         if self.grid.hazards is not None:
             places = self.grid.cta_of_warp[warps] * BARRIERS + self.waiting[warps]
             self.grid.hazards.leave_barrier(places, warps, np.flatnonzero(table.reshape(-1)))
+        if self.grid.trace is not None:
+            self.grid.trace.leave_barrier(np.argwhere(table), self.waiting[warps], warps)
         self.arrived[table] = 0
         self.expected[table] = 0
         self.votes[table] = 0

@@ -73,6 +73,10 @@ class BulkAccess(AsyncAccess):
                     _PIECE, self._warps_of(active)[rows], site, combination is not None,
                 )  # fmt: skip
 
+        landed = self._begin(
+            lambda: (self._warps_of(active), sizes), site, is_global=source_space == "global"
+        )
+
         def work() -> None:
             for one in np.unique(sizes):
                 rows = sizes == one
@@ -90,6 +94,8 @@ class BulkAccess(AsyncAccess):
                 ):  # fmt: skip
                     spots = place[:, None] + pieces
                     self._land(self.grid.shared, spots, _PIECE, data[chosen], combination, None)
+                    if landed is not None:
+                        landed(np.flatnonzero(rows)[chosen], object_)
                     self._change(object_, 0, -int(one), 0, site)
 
         self.grid.agents.start(work)
@@ -267,6 +273,12 @@ class BulkAccess(AsyncAccess):
                 is_strong=combination is not None,
             )  # fmt: skip
 
+        def copies() -> tuple[Array, Array | int]:
+            pieces = places.shape[1] if valid is None else valid.sum(axis=1)
+            return threads // 32, pieces * unit
+
+        landed = self._begin(copies, site, "store")
+
         def read(which: Array) -> Array:
             return self.grid.shared.gather(sources[which], unit, 1)[0]
 
@@ -282,6 +294,8 @@ class BulkAccess(AsyncAccess):
                 write(np.array([row]), kept.pop(row)[None])
             if len(unread):
                 write(unread, read(unread))
+            if landed is not None:
+                landed(rows, None)
 
         def fetch(which: Array | None) -> None:
             rows = np.arange(len(places)) if which is None else np.flatnonzero(which)
@@ -323,7 +337,9 @@ class BulkAccess(AsyncAccess):
             for kind in (clocks.BULK_READS, clocks.BULK_WRITES):
                 self.grid.hazards.clocks.commit(kind, self._some(mask))
 
-    def bulk_wait(self, allowed: int, only_reads: bool, mask: Mask) -> None:
+    def bulk_wait(self, allowed: int, only_reads: bool, mask: Mask, site: int) -> None:
+        if self.grid.trace is not None:
+            self.grid.trace.moment(site)
         self.grid.bulk_copies.wait(self._threads(self._active(mask)), allowed, only_reads)
         if self.grid.hazards is not None:
             for kind in (clocks.BULK_READS, *(() if only_reads else (clocks.BULK_WRITES,))):

@@ -63,6 +63,8 @@ class ClusterBarriers:
             self.grid.changed = True
             if self.grid.hazards is not None:
                 self.grid.hazards.end_cluster_barrier(over)
+            if self.grid.trace is not None:
+                self.grid.trace.end_cluster_barrier(over)
 
 
 class Assembly:

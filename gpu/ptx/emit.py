@@ -103,6 +103,7 @@ class Emitter:
         self.mask = "m" if masked else "None"
         self.instruction: Instruction | None = None
         self.site = 0
+        self.step = 0  # how many instructions come before, in the block
 
     # What translators call
 
@@ -267,7 +268,7 @@ class Emitter:
             "%globaltimer_lo",
             "%globaltimer_hi",
         ):
-            return self.fresh(f"x.clock({name!r})")
+            return self.fresh(f"x.clock({name!r}, {self.step})")
         return self._argument(("s", name, code), code)
 
     def symbol(self, name: str) -> int:
@@ -446,6 +447,7 @@ def generate(
     plan = plan_temporaries(block, program)
     for index, item in enumerate(block.items):
         emitter.temporaries = plan[index]
+        emitter.step = index
         _emit(emitter, item)
     emitter.instruction = block.items[-1].instruction if block.items else None
     emitter.write_now()

@@ -268,6 +268,10 @@ class PtxModule:
         """Names of the entries."""
         return [f.name for f in self.syntax.functions.values() if f.is_entry]
 
+    def variable(self, name: str) -> PtxArray | None:
+        """See gpu.device.Module.variable."""
+        return next((array for array in self._variables if array.name == name), None)
+
     def kernel(self, name: str) -> PtxKernel:
         if name not in self._kernels:
             self._kernels[name] = PtxKernel(self, name)

@@ -34,6 +34,7 @@ from simkit.numerics.tensor_core import TensorCore, dot_accumulate, dot_accumula
 if TYPE_CHECKING:
     from gpu.ptx.hazards.detector import Detector
     from gpu.ptx.launch import Launch
+    from gpu.ptx.tracing.recorder import Recorder
 
 Array = np.ndarray
 
@@ -144,6 +145,7 @@ class Grid:
         self.warpgroups = WarpgroupQueue(self, self.schedule.delays_copies)
         self.products = Products(self._multiply)
         self.hazards: Detector | None = launch.detector(self)
+        self.trace: Recorder | None = launch.recorder(self)
         self.bound: Frame | None = None
         # Groups that wait for something else than a CTA's barrier, and whether any may go on now.
         self.parked: list[Parked] = []
@@ -196,9 +198,13 @@ class Grid:
             self._specials[name] = np.ascontiguousarray(value.astype(DTYPES[code]))
         return self._specials[name]
 
-    def clock(self, name: str) -> Array:
-        """Clocks advance with the work done; only their order means anything."""
-        value = self.statistics.operations
+    def clock(self, name: str, step: int) -> Array:
+        """Clocks advance with the work done, ``step`` instructions of it in the block at hand; only
+        their order means anything.
+        """
+        value = self.statistics.operations + step
+        if name.startswith("%globaltimer"):
+            value += self.launch.started
         if name in ("%clock_hi", "%globaltimer_hi"):
             value >>= 32
         dtype = np.uint64 if name in ("%clock64", "%globaltimer") else np.uint32
@@ -368,7 +374,7 @@ class Grid:
         parked, self.parked = self.parked, []
         for one in parked:
             if isinstance(one.wait, MbarrierWait):
-                one.wait.finish(self, one.group.frame.warps)
+                self._finish(one.wait, one.group.frame.warps)
                 self._settle(one.group)
             else:
                 self.parked.append(one)
@@ -378,7 +384,7 @@ class Grid:
         warps = group.frame.warps
         ready = wait.ready(self, warps)
         if ready.all():
-            wait.finish(self, warps)
+            self._finish(wait, warps)
             self._settle(group)
             if isinstance(wait, WarpgroupWait):
                 self._wake_companions()
@@ -389,14 +395,20 @@ class Grid:
             and self._pass_by(group, target)
         ):
             # Other lanes of the warp may have to arrive first.
-            wait.finish(self, warps)
+            self._finish(wait, warps)
             return
         if ready.any():
             done, group = self._divide(group, ready)
-            wait.of(ready).finish(self, done.frame.warps)
+            self._finish(wait.of(ready), done.frame.warps)
             self._settle(done)
             wait = wait.of(~ready)
         self.parked.append(Parked(group, wait, target))
+
+    def _finish(self, wait: Wait, warps: Array) -> None:
+        """Warps whose wait is over, or has timed out, go on."""
+        wait.finish(self, warps)
+        if self.trace is not None:
+            self.trace.end_wait(warps.tolist())
 
     def _wake_companions(self) -> None:
         """The last warp of a warpgroup has come: the others go on with it, not after it."""
@@ -549,7 +561,11 @@ class Grid:
         frame = group.frame
         views = frame.bind(code)
         self.bound = frame
+        if self.trace is not None:
+            self.trace.enter(index, frame.warps, mask)
         result = code.function(views, mask, frame)
+        if self.trace is not None:
+            self.trace.leave(waits=block.kind == "sync" and result is not None)
         self.bound = None
         frame.release(code)
         self._count(code.instructions, frame, mask)
@@ -708,6 +724,8 @@ class Grid:
             if self._whole_ctas_arrive(frame, arrival):
                 if self.hazards is not None:
                     self.hazards.meet(frame.warps)
+                if self.trace is not None:
+                    self.trace.meet(frame.warps, int(arrival.number))
                 group.places[target] = None
                 return
             self.barriers.wait(frame.warps, arrival, target, None)

@@ -118,8 +118,8 @@ class Lanes:
         """The result of an approximate instruction, as the options of the launch choose it."""
         return self.grid.launch.approximation(name)(*operands)
 
-    def clock(self, name: str) -> Array:
-        return self.grid.clock(name)
+    def clock(self, name: str, step: int) -> Array:
+        return self.grid.clock(name, step)
 
     def parameter(self, offset: int, size: int) -> Array:
         return self.grid.parameters[offset : offset + size].view(f"u{size}")[0].reshape(())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ from gpu.ptx.hazards.registers import unwritten_registers, warpgroup_hazards
 from gpu.ptx.memory import Bytes, GlobalMemory
 from gpu.ptx.program import Program
 from gpu.ptx.schedule import Schedule
+from gpu.ptx.tracing.log import TraceLog
+from gpu.ptx.tracing.recorder import Recorder
 from gpu.ptx.traffic import TrafficCounter
 from simkit.errors import DeadlockError, LaunchError, MemoryAccessError, TrapError
 from simkit.machine.cache import L2Cache
@@ -55,7 +57,9 @@ class Options:
     what reaches memory (slower).  ``approx``: approximate instructions (ex2, rcp, ...) give the
     "rounded" result, or an "adversarial" one, any that the ISA's bound allows, chosen by
     ``approx_seed`` (simkit.numerics.approximate).  ``hazards``: look for races, missing fences and
-    uninitialised reads (gpu.ptx.hazards).
+    uninitialised reads (gpu.ptx.hazards).  ``trace``: ``Report.trace`` says what each warp and copy
+    did and in which order, of the CTAs with numbers in ``trace_ctas`` (x fastest; None: all), in at
+    most ``trace_events`` events (BudgetError beyond).
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -65,6 +69,9 @@ class Options:
     approx: str = "rounded"
     approx_seed: int = 0
     hazards: bool = False
+    trace: bool = False
+    trace_ctas: Collection[int] | None = None
+    trace_events: int = 200_000
 
 
 @dataclass
@@ -101,8 +108,10 @@ class Launch:
         self.statistics = Statistics()
         self.output: list[str] = []
         self.seconds = 0.0
+        self.started: int = self.memory.elapsed
         clusters = math.prod(self.clusters)
         self.hazards = HazardState(self.place, clusters) if self.options.hazards else None
+        self.trace = TraceLog(self) if self.options.trace else None
 
     def waves(self) -> Iterator[Grid]:
         """The launch as grids of CTAs that are resident at the same time."""
@@ -135,6 +144,7 @@ class Launch:
 
     def report(self) -> Report:
         statistics = self.statistics
+        self.memory.elapsed = max(self.memory.elapsed, self.started + statistics.operations)
         return Report(
             kernel=self.program.name,
             device="ptx",
@@ -147,11 +157,16 @@ class Launch:
             instructions=statistics.instructions,
             lane_instructions=statistics.lane_instructions,
             output="".join(self.output),
+            trace=None if self.trace is None else self.trace.result(),
         )
 
     def detector(self, grid: Grid) -> Detector | None:
         """What looks for hazards in a wave."""
         return None if self.hazards is None else Detector(grid, self.hazards)
+
+    def recorder(self, grid: Grid) -> Recorder | None:
+        """What records a wave's trace."""
+        return None if self.trace is None else Recorder(grid, self.trace)
 
     def _hazards(self) -> list[Hazard]:
         if self.hazards is None:

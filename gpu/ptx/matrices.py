@@ -235,6 +235,8 @@ class MatrixAccess(ClusterAccess):
         if self.grid.hazards is not None:
             for operand, rows in ((left, wgmma.ROWS), (right, n)):
                 self.grid.hazards.read_operand(operand, rows, groups, site)
+        if self.grid.trace is not None:
+            self.grid.trace.multiply(groups[:, 0], site)
         self.grid.warpgroups.issue(
             wgmma.Operation(groups, n, left, right, added, accumulator, is_half, site, is_saturated)
         )
@@ -242,6 +244,8 @@ class MatrixAccess(ClusterAccess):
     def warpgroup_commit(self, mask: Mask, site: int) -> None:
         warps = self._warpgroups(mask, site).reshape(-1)
         self.grid.warpgroups.commit(warps)
+        if self.grid.trace is not None:
+            self.grid.trace.commit_products(warps[::WARPS], site)
         if self.grid.hazards is not None:
             # One wgmma of four warps: any of them knows of its end.
             self.grid.hazards.clocks.commit(clocks.WGMMA, warps[::WARPS])

@@ -155,6 +155,8 @@ class GlobalMemory:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        # Work that launches on this device have done: what %globaltimer goes on from.
+        self.elapsed = 0
         self._map = mmap.mmap(
             -1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         )

@@ -44,8 +44,12 @@ class ClusterAccess(TensorCopyAccess):
         places = self._flat_shared(objects, cta, 8, site, "mbarrier")
         self._observe_store(flat, total, places, active, site, is_strong=False)
 
+        landed = self._begin(lambda: (self._warps_of(active), total), site, is_global=False)
+
         def work() -> None:
             self.grid.shared.scatter(flat, size, data, None)
+            if landed is not None:
+                landed(np.arange(len(places)), places)
             self._change(places, 0, -total, 0, site)
 
         self.grid.agents.start(work)
@@ -85,8 +89,12 @@ class ClusterAccess(TensorCopyAccess):
         places = self._flat_shared(objects, cta, 8, site, "mbarrier")
         self._observe_store(flat, size, places, active, site, is_strong=True)
 
+        landed = self._begin(lambda: (self._warps_of(active), size), site, is_global=False)
+
         def work() -> None:
             self.grid.shared.atomic(flat[None], function, data[None], None, None)
+            if landed is not None:
+                landed(np.arange(len(places)), places)
             self._change(places, 0, -size, 0, site)
 
         self.grid.agents.start(work)
@@ -117,6 +125,8 @@ class ClusterAccess(TensorCopyAccess):
             is_relaxed, self.order = self.order == "relaxed", ""
             if not is_relaxed:
                 self.grid.hazards.come_to_cluster_barrier(self._some(mask))
+        if self.grid.trace is not None:
+            self.grid.trace.come_to_cluster_barrier(self._some(mask), site)
         self.grid.clusters.arrive(self.warps, self._active(mask), site)
 
     def cluster_wait(self, mask: Mask, site: int) -> ClusterWait:

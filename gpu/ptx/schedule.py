@@ -33,6 +33,10 @@ class Schedule:
     kind: str = "eager"
     seed: int = 0
 
+    def __str__(self) -> str:
+        """As parse_schedule reads it."""
+        return f"random({self.seed})" if self.kind == "random" else self.kind
+
     @property
     def delays_copies(self) -> bool:
         return self.kind != "eager"

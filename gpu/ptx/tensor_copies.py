@@ -66,6 +66,15 @@ class TensorCopyAccess(BulkAccess):
                     tile.unit, self._warps_of(active)[rows], site,
                 )  # fmt: skip
 
+        def copies() -> tuple[Array, Array | int]:
+            moved = np.zeros(len(target), np.int64)
+            for _, tile, rows in tiles:
+                pieces = tile.steps.size if tile.is_whole else tile.valid.sum(axis=1)
+                moved[rows] = pieces * tile.unit
+            return self._warps_of(active), moved
+
+        landed = self._begin(copies, site)
+
         def work() -> None:
             for fields, tile, rows in tiles:
                 read = self._reader(fields, tile, site)
@@ -80,6 +89,8 @@ class TensorCopyAccess(BulkAccess):
                         self.grid.shared.scatter(
                             spots[part], tile.unit, [read(numbers[part])], None
                         )
+                    if landed is not None:
+                        landed(rows[chosen], object_)
                     self._change(object_, 0, -tile.bytes, 0, site)
 
         self.grid.agents.start(work)

@@ -71,10 +71,13 @@ class MbarrierWait:
 
     def finish(self, grid: Grid, warps: Array) -> None:
         """A wait that timed out leaves False in the lanes whose phase is not complete."""
-        if grid.hazards is not None:
+        if grid.hazards is not None or grid.trace is not None:
             over = self.active & self._passed(grid)
             waiting = np.broadcast_to(warps, over.shape)
-            grid.hazards.see_phase(self.objects[over], waiting[over], self.site)
+            if grid.hazards is not None:
+                grid.hazards.see_phase(self.objects[over], waiting[over], self.site)
+            if grid.trace is not None:
+                grid.trace.see_phase(self.objects[over], waiting[over], self.site)
         register = grid.registers.get(self.target)
         if register is not None:
             register[:, warps] = np.where(self.active, self._passed(grid), register[:, warps])
@@ -114,6 +117,8 @@ class ClusterWait:
         """Nothing is left in registers."""
         if grid.hazards is not None:
             grid.hazards.leave_cluster_barrier(warps)
+        if grid.trace is not None:
+            grid.trace.leave_cluster_barrier(warps)
 
     def describe(self, grid: Grid, warps: Array) -> list[str]:
         clusters = grid.cluster_of_warp[warps].tolist()
@@ -164,6 +169,8 @@ class QueueWait:
 
     def finish(self, grid: Grid, warps: Array) -> None:
         """The accumulators have been written."""
+        if grid.trace is not None:
+            grid.trace.wait_products(self.allowed, warps)
 
     def describe(self, grid: Grid, warps: Array) -> list[str]:
         return ["tensor-core operations"] * len(warps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ from simkit.cli.resources import (
     print_resources,
 )
 from simkit.machine.gpus import gpu as find_gpu
+from traces import chrome
 
 
 def check(
@@ -94,6 +96,16 @@ def check(
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the arrays there as .npy files.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write what every warp and copy did, in order, for ui.perfetto.dev.",
+        ),
+    ] = None,
+    trace_ctas: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Trace the first N CTAs only.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a kernel of yours on the PTX executor and report what it does."""
@@ -112,7 +124,13 @@ def check(
     numerics = "fast" if fast else "exact"
     ptx = ptx_text(file, plan, gpu)
     first_options = Options(
-        schedule=chosen, numerics=numerics, budget=budget, dram=dram, hazards=hazards
+        schedule=chosen,
+        numerics=numerics,
+        budget=budget,
+        dram=dram,
+        hazards=hazards,
+        trace=trace is not None,
+        trace_ctas=None if trace_ctas is None else range(trace_ctas),
     )
     with busy(f"{file.name}, schedule {schedule_name(chosen)}"):
         run = run_kernel(ptx, plan, gpu, first_options)
@@ -135,6 +153,9 @@ def check(
     _print(run, gpu, schedule_name(chosen), resources, compared, fast, ptx if hazards else None)
     if save is not None:
         _save(run.arrays, save)
+    if trace is not None and report.trace is not None:
+        chrome.save(report.trace, trace)
+        console().print(f"Trace written to {trace}; open it at ui.perfetto.dev.")
     write_json(json_file, _as_json(run, gpu, schedule_name(chosen), resources, compared))
     write_sarif(sarif, report, file)
     if report.errors or any(result.difference for result in compared):
@@ -254,7 +275,7 @@ def _as_json(
     return {
         "gpu": gpu,
         "schedule": schedule,
-        "report": run.report,
+        "report": replace(run.report, trace=None),
         "resources": resources,
         "arrays": {name: summarise(array) for name, array in run.arrays.items()},
         "schedules": compared,

@@ -11,7 +11,12 @@ from simkit.cli import trace_output
 from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import console, write_json
 from simkit.cli.schedule import Schedule
-from simkit.cli.trace_schedule import find_schedule, read_schedule, second_schedule
+from simkit.cli.trace_schedule import (
+    executed_schedule,
+    find_schedule,
+    read_schedule,
+    second_schedule,
+)
 from simkit.errors import SimkitError
 from traces.terminal import View
 
@@ -22,6 +27,12 @@ def trace(
     ] = None,
     settings: Settings = None,
     gpu: GpuName = "h100",
+    on: Annotated[
+        str, typer.Option(help="model (the schedule), or a run on ptx (the executor) or cuda.")
+    ] = "model",
+    ctas: Annotated[
+        int, typer.Option(metavar="N", min=1, help="CTAs of a run that are recorded.")
+    ] = 2,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write it for ui.perfetto.dev.")
     ] = None,
@@ -67,11 +78,13 @@ def trace(
 ) -> None:
     """Draw when a CTA loads, computes and stores, by the rates of the device table.
 
-    Of a planner: which worker has which piece of work, and when.
+    Of a planner: which worker has which piece of work, and when. On ptx: what warps, copies and
+    tensor cores do in which order, in steps of the executor; on cuda: the phases that the kernel
+    stamps, in nanoseconds.
 
     With --versus or its like: two schedules with one time axis, and what differs.
     """
-    first = _first(algorithm, settings or [], gpu, import_file)
+    first = _first(algorithm, settings or [], gpu, import_file, on, ctas)
     second = second_schedule(
         versus,
         versus_set or (),
@@ -114,12 +127,21 @@ def trace(
 
 
 def _first(
-    algorithm: str | None, settings: list[str], gpu: str, import_file: Path | None
+    algorithm: str | None,
+    settings: list[str],
+    gpu: str,
+    import_file: Path | None,
+    on: str,
+    ctas: int,
 ) -> Schedule:
     if import_file is None:
         if algorithm is None:
             raise SimkitError("name an ALGO (see simkit list), or a file with --import")
+        if on != "model":
+            return executed_schedule(algorithm, settings, gpu, on, ctas)
         return find_schedule(algorithm, settings, gpu)
+    if on != "model":
+        raise SimkitError(f"--import {import_file} is a schedule already: no --on")
     if algorithm is not None or settings:
         raise SimkitError(f"--import {import_file} has its own schedule: no ALGO and no --set")
     return read_schedule(import_file)

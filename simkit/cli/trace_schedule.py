@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import gpu as gpu_package
+from gpu.run_trace import trace_run
 from simkit.catalog import algorithm as find_algorithm
+from simkit.cli.output import busy
 from simkit.cli.planner import PLANNERS, planner_schedule
 from simkit.cli.schedule import Schedule, cycles_note
 from simkit.cli.settings import parse_settings, settings_text
@@ -37,6 +40,31 @@ def find_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule
         notes=(cycles_note(trace, row.tensor_clock_hz, condition),),
         clock_hz=row.tensor_clock_hz,
     )
+
+
+def executed_schedule(
+    algorithm: str, settings: Sequence[str], gpu: str, on: str, ctas: int
+) -> Schedule:
+    """What the kernels of an algorithm do when they run on a device, in their first CTAs."""
+    if on not in ("ptx", "cuda"):
+        raise SimkitError(f"--on {on!r} is none of model, ptx, cuda")
+    if algorithm not in SUBJECTS:
+        raise SimkitError(f"{algorithm} has no kernel to run on {on}; {', '.join(SUBJECTS)} have")
+    chosen, row = SUBJECTS[algorithm], find_gpu(gpu)
+    values = parse_settings(algorithm, chosen.settings, settings)
+    device = gpu_package.open(on, gpu=gpu)
+    work = chosen.workload(row, values, 0)
+    with busy(f"{algorithm} on {on}"):
+        trace = trace_run(device, lambda watched: chosen.kernel(watched, work), ctas=range(ctas))
+    return Schedule(
+        heading=f"{algorithm} on {on}, {row.title}: {settings_text(values)}",
+        trace=trace,
+        summary={"algorithm": algorithm, "gpu": row.name, "on": on, "settings": values},
+        notes=(_STEPS if trace.unit == "steps" else f"The first {ctas} CTAs by %globaltimer.",),
+    )
+
+
+_STEPS = "Steps have an order and no duration; --export shows it in ui.perfetto.dev."
 
 
 def read_schedule(path: Path) -> Schedule:

@@ -61,9 +61,9 @@ def wait_group(e: Emitter, i: Instruction, m: Modifiers) -> None:
     pending = i.operands[0]
     if not isinstance(pending, Immediate):
         raise e.error("cp.async.wait_group needs a constant")
-    e.line(f"x.wait_copies({int(pending.value)}, {e.mask})")
+    e.line(f"x.wait_copies({int(pending.value)}, {e.mask}, {e.site})")
 
 
 @ptx("cp.async.wait_all", operands=0, results=0, pure=False)
 def wait_all(e: Emitter, i: Instruction, m: Modifiers) -> None:
-    e.line(f"x.wait_copies(-1, {e.mask})")
+    e.line(f"x.wait_copies(-1, {e.mask}, {e.site})")

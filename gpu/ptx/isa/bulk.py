@@ -137,7 +137,7 @@ def wait_group(e: Emitter, i: Instruction, m: Modifiers) -> None:
     pending = i.operands[0]
     if not isinstance(pending, Immediate):
         raise e.error("cp.async.bulk.wait_group needs a constant")
-    e.line(f"x.bulk_wait({int(pending.value)}, {'read' in m}, {e.mask})")
+    e.line(f"x.bulk_wait({int(pending.value)}, {'read' in m}, {e.mask}, {e.site})")
 
 
 def _tensor(e: Emitter, operand: Operand, m: Modifiers) -> str:
