@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hopper_kernels import CUDA, PTX_HEADER, executor
+from test_hopper_pipeline import gemm
 
 import gpu
 from gpu.counters import FAULTS, Report
@@ -32,10 +33,6 @@ from gpu.watched import WatchedDevice
 from simkit.errors import BudgetError, LaunchError
 from traces import chrome
 from traces.events import Event, Flow, Trace, Track
-
-sys.path.append(str(Path(__file__).parents[1] / "hopper"))
-from hopper_kernels import CUDA, PTX_HEADER, executor
-from test_hopper_pipeline import gemm
 
 SCHEDULES = [Schedule("eager"), Schedule("lazy"), Schedule("random", 1), Schedule("random", 2)]
 TILES, CTAS, COLUMNS = 5, 2, 64
