@@ -3,13 +3,13 @@
 A CTA works off items: tiles of queries, pieces of a batch. Items of one kind differ in length
 alone (tiles of keys), and all SMs are alike, so a few simulations of one SM say what every item
 takes: alone for the first item of a CTA, and after another for what one more adds. Loops settle
-into a period within a few tiles; longer items are extended by the period (`LONGEST`).
+into a period within a few tiles; longer items are extended by what it takes (`LONGEST`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,14 +20,21 @@ from simkit.errors import CapacityError, ShapeError
 from simkit.machine.gpus import Gpu
 from simkit.machine.occupancy import Occupancy, occupancy
 from simkit.planning.load import Placement, in_order, list_schedule
-from simkit.schedules.engine import Agent, Simulation, simulate
+from simkit.schedules.engine import Agent, Agents, Simulation, simulate
 from simkit.schedules.power import Energy, power_limited_clock
 from simkit.schedules.sm import TensorPath, sm_rates
 
 LONGEST = 24
-"""Tiles of an item that are simulated; what goes beyond follows from the last half of these."""
+"""Tiles of an item up to which it is simulated as it is, where all kinds of items together have
+more than ``MOST_TILES``. A longer one is on the line through items of ``LONGEST`` and of
+``SETTLED`` tiles.
+"""
+
+SETTLED = 2 * LONGEST
+MOST_TILES = 1000
 
 MOST_ROUNDS = 4  # of finding the clock
+CLOCK_STEP = 1e-3  # relative; below it, nothing is simulated again
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class GridRun:
-    """A launch on a GPU. ``busy``: cycles of each resource, over all SMs. ``placement``: who did
-    which item when, in cycles. ``example``: one SM at work.
+    """A launch on a GPU. ``cycles``: of the grid, at ``clock_hz``. ``busy``: of each resource,
+    cycles over all SMs. ``rates``: units a cycle and SM. ``placement``: who did which item when, in
+    cycles. ``power_w``: of the board, None where no energies are known. ``one_sm``: agents of one.
     """
 
     launch: Launch
@@ -83,7 +91,12 @@ class GridRun:
     placement: Placement
     occupancy: Occupancy
     power_w: float | None
-    example: Simulation = field(repr=False)
+    one_sm: Agents = field(repr=False)
+
+    @cached_property
+    def example(self) -> Simulation:
+        """One SM with the longest item, or with as much of it as is simulated."""
+        return simulate(self.rates, self.one_sm)
 
     @property
     def seconds(self) -> float:
@@ -127,13 +140,18 @@ class GridRun:
         return f"{bound}; power" if self.is_power_limited else bound
 
 
-def run_launch(gpu: Gpu, launch: Launch, clock_hz: float | None = None) -> GridRun:
+def run_launch(
+    gpu: Gpu, launch: Launch, clock_hz: float | None = None, *, most_tiles: int = MOST_TILES
+) -> GridRun:
     """Where and when everything of a launch runs.
 
     ``clock_hz``: a fixed clock; by default the one behind the published peak, or what power allows
-    if that is less. `CapacityError` for a CTA that does not fit on an SM; `ShapeError` for a launch
-    without items.
+    if that is less. ``most_tiles``: of all kinds of items together, up to which every item is
+    simulated as it is, however long. `CapacityError` for a CTA that does not fit on an SM;
+    `ShapeError` for a launch without items and for a clock that is not above 0.
     """
+    if clock_hz is not None and not clock_hz > 0:
+        raise ShapeError(f"the clock must be above 0 Hz, got {clock_hz}")
     if not launch.items:
         raise ShapeError(f"{launch.name} has no items, so nothing runs")
     fits = occupancy(gpu, launch.threads, launch.registers, launch.shared_bytes)
@@ -145,14 +163,21 @@ def run_launch(gpu: Gpu, launch: Launch, clock_hz: float | None = None) -> GridR
         )
     clock = clock_hz or gpu.tensor_clock_hz
     for _ in range(MOST_ROUNDS):
-        run = _Grid(gpu, launch, fits, clock).run()
+        run = _Grid(gpu, launch, fits, clock, most_tiles).run()
         if clock_hz is not None:
             return run
         allowed = power_limited_clock(gpu, _energy(run), run.cycles)
-        if abs(allowed / clock - 1) < 1e-3:
-            return run
+        if abs(allowed / clock - 1) < CLOCK_STEP:
+            break
         clock = allowed
-    return run
+    # The cycles of a clock so near are the same; those of a higher one are rather too many.
+    return _at_clock(run, min(allowed, clock))
+
+
+def _at_clock(run: GridRun, clock_hz: float) -> GridRun:
+    """The same cycles at another clock, with the board's power."""
+    run = replace(run, clock_hz=clock_hz)
+    return replace(run, power_w=_energy(run).watts(run.gpu, clock_hz, run.seconds))
 
 
 def _energy(run: GridRun) -> Energy:
@@ -160,13 +185,15 @@ def _energy(run: GridRun) -> Energy:
     return Energy(units["tensor"], 32 * units["issue"], units["hbm"], run.launch.path)
 
 
-_SIMULATED: dict[Any, Simulation] = {}
+_MEASURED: dict[Any, _Cost] = {}
 
 
 class _Grid:
     """One launch at one clock."""
 
-    def __init__(self, gpu: Gpu, launch: Launch, fits: Occupancy, clock: float) -> None:
+    def __init__(
+        self, gpu: Gpu, launch: Launch, fits: Occupancy, clock: float, most_tiles: int
+    ) -> None:
         self.gpu, self.launch, self.fits, self.clock = gpu, launch, fits, clock
         items = len(launch.items)
         slots = gpu.sm_count * fits.ctas_per_sm
@@ -179,6 +206,7 @@ class _Grid:
         self.residents = -(-self.used // gpu.sm_count)
         active = min(gpu.sm_count, self.used)
         self.rates = sm_rates(gpu, clock, launch.path, active)
+        self.longest = _longest_simulated(launch.items, most_tiles)
 
     def run(self) -> GridRun:
         launch = self.launch
@@ -204,10 +232,9 @@ class _Grid:
         run = GridRun(
             launch=launch, gpu=self.gpu, clock_hz=self.clock, cycles=cycles, busy=busy,
             rates=self.rates, placement=placement, occupancy=self.fits, power_w=None,
-            example=self._simulation((_shortened(longest),)),
+            one_sm=self._agents((_shortened(longest),)),
         )  # fmt: skip
-        watts = _energy(run).watts(self.gpu, self.clock, run.seconds)
-        return GridRun(**{**run.__dict__, "power_w": watts})
+        return _at_clock(run, self.clock)
 
     def _more(self, item: Item) -> _Cost:
         """What one more item adds to a CTA that is at work."""
@@ -217,33 +244,31 @@ class _Grid:
     def _cost(self, items: tuple[Item, ...]) -> _Cost:
         """Of a CTA, with as many beside it as an SM holds."""
         length = items[0].length
-        if length <= LONGEST:
+        if length <= self.longest:
             return self._measured(items)
-        half = tuple(Item(LONGEST // 2, item.kind) for item in items)
-        full = tuple(Item(LONGEST, item.kind) for item in items)
-        a, b = self._measured(half), self._measured(full)
-        return b.plus(b.minus(a), (length - LONGEST) / (LONGEST - LONGEST // 2))
+        a, b = (
+            self._measured(tuple(Item(tiles, item.kind) for item in items))
+            for tiles in (LONGEST, SETTLED)
+        )
+        return a.plus(b.minus(a), (length - LONGEST) / (SETTLED - LONGEST))
 
     def _measured(self, items: tuple[Item, ...]) -> _Cost:
-        found = self._simulation(items)
-        return _Cost(
-            found.makespan, {name: value / self.residents for name, value in found.busy.items()}
-        )
-
-    def _simulation(self, items: tuple[Item, ...]) -> Simulation:
-        launch, residents = self.launch, self.residents
-        key = (launch.key, items, residents, tuple(self.rates.values()))
-        if launch.key is not None and key in _SIMULATED:
-            return _SIMULATED[key]
-
-        def build() -> list[Agent]:
-            names = [f"CTA {number}" for number in range(residents)]
-            return [agent for name in names for agent in launch.cta(name, items)]
-
-        found = simulate(self.rates, build)
+        launch = self.launch
+        rates = tuple(self.rates.values())
+        key = (launch.name, launch.key, self.gpu, items, self.residents, rates)
+        if launch.key is not None and key in _MEASURED:
+            return _MEASURED[key]
+        found = simulate(self.rates, self._agents(items))
+        busy = {name: value / self.residents for name, value in found.busy.items()}
+        cost = _Cost(found.makespan, busy)
         if launch.key is not None:
-            _SIMULATED[key] = found
-        return found
+            _MEASURED[key] = cost
+        return cost
+
+    def _agents(self, items: tuple[Item, ...]) -> Agents:
+        """Of one SM, each of whose CTAs has these items."""
+        names = [f"CTA {number}" for number in range(self.residents)]
+        return lambda: [agent for name in names for agent in self.launch.cta(name, items)]
 
 
 @dataclass(frozen=True)
@@ -261,6 +286,12 @@ class _Cost:
 
     def minus(self, other: _Cost) -> _Cost:
         return self.plus(other, -1.0)
+
+
+def _longest_simulated(items: Sequence[Item], most_tiles: int) -> int:
+    """Tiles up to which items are simulated as they are."""
+    lengths = [item.length for item in set(items)]
+    return max(lengths) if sum(lengths) <= most_tiles else LONGEST
 
 
 def _shortened(item: Item) -> Item:

@@ -50,7 +50,7 @@ def power_limited_clock(gpu: Gpu, energy: Energy, cycles: float) -> float:
     highest = gpu.tensor_clock_hz
     if (energy.watts(gpu, highest, cycles / highest) or 0.0) <= gpu.board_w:
         return highest
-    low, high = 1e8, highest
+    low, high = 0.0, highest
     for _ in range(60):
         clock = (low + high) / 2
         watts = energy.watts(gpu, clock, cycles / clock)

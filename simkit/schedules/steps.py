@@ -219,17 +219,6 @@ class Copy:
             yield arrival
 
 
-def fetch(
-    name: str, count: float, full: Barrier, *, missing: float = 0.0, latency: float = 0.0
-) -> Step:
-    """A copy to shared memory that a warp asks for and leaves: ``count`` bytes from L2, ``missing``
-    of them (0 to 1) from HBM.
-    """
-    amounts = [("l2", count), ("hbm", count * missing), ("smem", count)]
-    work = Work(name, "load", tuple(pair for pair in amounts if pair[1]), latency)
-    return Start(work, full)
-
-
 def to_peer(name: str, count: float, landed: Barrier) -> Step:
     """Stores of ``count`` bytes to the peer's shared memory, which takes as many from the peer: the
     CTAs of a pair do the same, so that ``landed`` is told when those are in as well.
