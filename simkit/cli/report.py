@@ -14,7 +14,7 @@ from simkit.cli.errors import NOT_HELD
 from simkit.cli.options import JsonFile
 from simkit.cli.output import console, error_console, table, write_json
 from simkit.errors import SimkitError
-from simkit.schedules.published import (
+from simkit.schedules.published.accuracy import (
     WITHIN,
     Accuracy,
     Compared,
@@ -22,7 +22,7 @@ from simkit.schedules.published import (
     compare,
     published_rows,
 )
-from simkit.schedules.published_page import page
+from simkit.schedules.published.page import page
 
 MOST_MEDIAN, LEAST_WITHIN = 0.10, 0.80
 """What is promised: the median error at most this, this part of the rows within a fifth."""

@@ -35,7 +35,9 @@ def run(
     algorithm: Annotated[str, typer.Argument(metavar="ALGO", help="See simkit list.")],
     settings: Settings = None,
     gpu: GpuName = "h100",
-    on: Annotated[str, typer.Option(help="model, ptx (the executor) or cuda.")] = "model",
+    on: Annotated[
+        str, typer.Option(help="model, cycles (its schedule), ptx (the executor) or cuda.")
+    ] = "model",
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     dram: Annotated[
         bool, typer.Option("--dram", help="On ptx: also count what an L2 lets through (slower).")
@@ -44,9 +46,11 @@ def run(
 ) -> None:
     """Run an algorithm: error, traffic, occupancy, plan and roofline, beside naive attention.
 
+    On cycles: how long the schedule takes by the cycle model, and what holds it back; of some
+    algorithms there is nothing else.
+
     A study prints its table beside the published one; --gpu does not matter to it. A planner prints
-    its plans and how evenly they load the GPU. A schedule prints how long it takes by the cycle
-    model, and what holds it back.
+    its plans and how evenly they load the GPU.
     """
     if algorithm in STUDIES:
         if on != "model" or dram:
@@ -58,8 +62,9 @@ def run(
             raise SimkitError(f"{algorithm} is a planner: a model without a kernel to run on {on}")
         run_planner(algorithm, settings or (), gpu, json_file)
         return
-    if algorithm in TIMED and algorithm not in SUBJECTS:
-        if on != "model" or dram:
+    is_schedule = algorithm in TIMED and algorithm not in SUBJECTS
+    if on == "cycles" or is_schedule:
+        if on not in ("model", "cycles") or dram:
             raise SimkitError(f"{algorithm} is a schedule: a model without a kernel to run on {on}")
         run_schedule(algorithm, settings or (), gpu, json_file)
         return
@@ -87,7 +92,7 @@ def run(
     predicted = {
         result.algorithm: predict_values(result.algorithm, row, result.settings)
         for result in found
-        if result.algorithm in TIMED
+        if result.algorithm in TIMED and TIMED[result.algorithm].is_ours
     }
     out = console()
     out.print(f"{algorithm} on {on}, {row.title}: {settings_text(values)}")
@@ -158,6 +163,8 @@ def _print(
             out.print(f"DRAM, {result.algorithm}: {read} read, {write} written.")
     print_resources(out, [row for result in found for row in result.resources])
     _print_plans(out, gpu, found[0])
+    if found[0].algorithm in TIMED and found[0].algorithm not in predicted:
+        out.print(f"simkit run {found[0].algorithm} --on cycles times a published kernel of it.")
     out.print(_roofline_table(found, predicted, on))
     out.print("HBM bytes: each tensor once in every direction, which no cache avoids.")
     if predicted:

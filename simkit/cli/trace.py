@@ -11,6 +11,7 @@ from simkit.cli import trace_output
 from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import console, write_json
 from simkit.cli.schedule import Schedule
+from simkit.cli.timed.pictures import timed_schedule
 from simkit.cli.trace_schedule import (
     executed_schedule,
     find_schedule,
@@ -28,7 +29,10 @@ def trace(
     settings: Settings = None,
     gpu: GpuName = "h100",
     on: Annotated[
-        str, typer.Option(help="model (the schedule), or a run on ptx (the executor) or cuda.")
+        str,
+        typer.Option(
+            help="model (a CTA's schedule), cycles (the cycle model), ptx (the executor) or cuda."
+        ),
     ] = "model",
     ctas: Annotated[
         int, typer.Option(metavar="N", min=1, help="CTAs of a run that are recorded.")
@@ -78,7 +82,8 @@ def trace(
 ) -> None:
     """Draw when a CTA loads, computes and stores, by the rates of the device table.
 
-    Of a planner: which worker has which piece of work, and when. On ptx: what warps, copies and
+    Of a planner: which worker has which piece of work, and when. On cycles: an SM by the
+    cycle model. On ptx: what warps, copies and
     tensor cores do in which order, in steps of the executor; on cuda: the phases that the kernel
     stamps, in nanoseconds.
 
@@ -137,6 +142,8 @@ def _first(
     if import_file is None:
         if algorithm is None:
             raise SimkitError("name an ALGO (see simkit list), or a file with --import")
+        if on == "cycles":
+            return timed_schedule(algorithm, settings, gpu)
         if on != "model":
             return executed_schedule(algorithm, settings, gpu, on, ctas)
         return find_schedule(algorithm, settings, gpu)

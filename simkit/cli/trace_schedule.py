@@ -47,7 +47,7 @@ def executed_schedule(
 ) -> Schedule:
     """What the kernels of an algorithm do when they run on a device, in their first CTAs."""
     if on not in ("ptx", "cuda"):
-        raise SimkitError(f"--on {on!r} is none of model, ptx, cuda")
+        raise SimkitError(f"--on {on!r} is none of model, cycles, ptx, cuda")
     if algorithm not in SUBJECTS:
         raise SimkitError(f"{algorithm} has no kernel to run on {on}; {', '.join(SUBJECTS)} have")
     chosen, row = SUBJECTS[algorithm], find_gpu(gpu)

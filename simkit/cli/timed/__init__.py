@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from simkit.cli.timed.attention import ATTENTION
+from simkit.cli.timed.decoding import DECODING
+from simkit.cli.timed.mla import MLA
 from simkit.cli.timed.timed import Timed
 from simkit.errors import SimkitError
 
-TIMED: dict[str, Timed] = {row.name: row for row in ATTENTION}
+TIMED: dict[str, Timed] = {row.name: row for row in (*ATTENTION, *DECODING, *MLA)}
 
 
 def timed(name: str) -> Timed:

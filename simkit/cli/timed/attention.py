@@ -11,7 +11,7 @@ from simkit.schedules.flash_attention_3 import FlashAttention3
 from simkit.schedules.grid import Launch
 from simkit.schedules.shape import AttentionShape
 
-_PREFILL = (
+PREFILL = (
     Setting("n", None, "both lengths", sets=("q_len", "kv_len")),
     Setting("q_len", 8192, "queries"),
     Setting("kv_len", None, "keys, q_len by default", like="q_len"),
@@ -41,7 +41,7 @@ def _fa3(gpu: Gpu, values: Values) -> tuple[Launch, ...]:
 
 FA2 = Timed(
     name="flash_attention_2",
-    problem=_PREFILL,
+    problem=PREFILL,
     choices=(
         choice("tile_q", "queries of a tile", (64, 128)),
         choice("tile_kv", "keys of a tile", (32, 64, 96, 128)),
@@ -51,7 +51,7 @@ FA2 = Timed(
 )
 FA3 = Timed(
     name="flash_attention_3",
-    problem=(*_PREFILL, _FP8),
+    problem=(*PREFILL, _FP8),
     choices=(
         choice("tile_q", "queries of a tile", (64, 128, 192)),
         choice("tile_kv", "keys of a tile", (64, 80, 96, 128, 160, 176, 192, 224)),
@@ -66,9 +66,10 @@ FA3 = Timed(
 
 OWN = Timed(
     name="flash_attention",
-    problem=_PREFILL,
+    problem=PREFILL,
     choices=(),
     launches=lambda gpu, values: FlashAttention().launches(gpu, shape_of(values)),
+    is_ours=True,
 )
 
 ATTENTION = (OWN, FA2, FA3)

@@ -15,13 +15,15 @@ from simkit.schedules.grid import Launch
 class Timed:
     """``problem``: its sizes. ``choices``: of the kernel, which a search varies.
 
-    ``launches(gpu, values)``: errors as of the schedule.
+    ``launches(gpu, values)``: errors as of the schedule. ``is_ours``: whether it is the schedule of
+    the kernel in gpu/kernels, not of a published one of that name.
     """
 
     name: str
     problem: tuple[Setting, ...]
     choices: tuple[Setting, ...]
     launches: Callable[[Gpu, Values], tuple[Launch, ...]]
+    is_ours: bool = False
 
     @property
     def settings(self) -> tuple[Setting, ...]:

@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from simkit.schedules.published_attention import ablation_rows, table_rows
-from simkit.schedules.published_row import PublishedRow
+from simkit.schedules.published.attention import ablation_rows, table_rows
+from simkit.schedules.published.mla import (
+    CROSSOVER,
+    LONG_CROSSOVER,
+    SEESAW,
+    WITHOUT_CROSSOVER,
+    WITHOUT_SEESAW,
+    mla_rows,
+)
+from simkit.schedules.published.row import PublishedRow
+from simkit.schedules.published.serving import rows as serving_rows
 
 
 @dataclass(frozen=True)
@@ -71,13 +80,21 @@ def accuracy(compared: Sequence[Compared]) -> Accuracy:
 
 
 def orders() -> Iterator[Order]:
-    """The published orders: FlashAttention-3 over 2, and each ablation."""
+    """The published orders: FlashAttention-3 over 2, each ablation, FlashMLA's two inventions."""
     names = [row.name for row in table_rows()]
     for name in names:
         if name.startswith("FA-3 fp16"):
             yield Order(name, name.replace("FA-3", "FA-2"))
     ablation = [row.name for row in ablation_rows()]
     yield from map(Order, ablation, ablation[1:])
+    yield Order(SEESAW, WITHOUT_SEESAW)
+    yield Order(CROSSOVER, WITHOUT_CROSSOVER)
+    yield Order(LONG_CROSSOVER, CROSSOVER)
 
 
-_GROUPS: tuple[Callable[[], Iterator[PublishedRow]], ...] = (table_rows, ablation_rows)
+_GROUPS: tuple[Callable[[], Iterator[PublishedRow]], ...] = (
+    table_rows,
+    ablation_rows,
+    mla_rows,
+    serving_rows,
+)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from simkit.machine.gpus import H100
 from simkit.schedules.parameters import PARAMETERS
-from simkit.schedules.published import WITHIN, Accuracy, Compared
+from simkit.schedules.published.accuracy import WITHIN, Accuracy, Compared
 
 _HEAD = """# Predicted against published
 

@@ -12,7 +12,7 @@ from simkit.machine.gpus import H100
 from simkit.schedules.flash_attention_2 import FlashAttention2
 from simkit.schedules.flash_attention_3 import FlashAttention3
 from simkit.schedules.prediction import Prediction, predict
-from simkit.schedules.published_row import PublishedRow, tflops, timed_row
+from simkit.schedules.published.row import PublishedRow, tflops, timed_row
 from simkit.schedules.shape import AttentionShape
 
 _SOURCE = "FlashAttention-3, arXiv 2407.08608v2"

@@ -18,8 +18,8 @@ from simkit.schedules.fusion import Operation, elementwise
 from simkit.schedules.launches import Kernel, timeline
 from simkit.schedules.naive_attention import NaiveAttention, score_bytes
 from simkit.schedules.prediction import Prediction, predict
-from simkit.schedules.published_attention import LEAST_COUNTED
-from simkit.schedules.published_row import PublishedRow, microseconds, tflops, timed_row
+from simkit.schedules.published.attention import LEAST_COUNTED
+from simkit.schedules.published.row import PublishedRow, microseconds, tflops, timed_row
 from simkit.schedules.shape import AttentionShape
 
 Schedule = FlashAttention2 | FlashAttention3 | FlashDecoding | NaiveAttention

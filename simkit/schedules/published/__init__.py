@@ -1,0 +1,1 @@
+"""What others have measured, and what the cycle model says to it."""
