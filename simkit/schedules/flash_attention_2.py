@@ -71,7 +71,7 @@ class FlashAttention2:
                 path="mma.sync",
                 flop=shape.flop,
                 hbm_bytes=shape.kv_bytes + 2 * shape.q_bytes,
-                key=(own, shape.d, shape.d_v, missing),
+                key=(own, min(own.tile_q, shape.q_len), shape.d, shape.d_v, missing),
             ),
         )
 
@@ -100,10 +100,11 @@ class _Loop:
         self.qk = WarpProduct("QK", rows, keys, shape.d)
         self.pv = WarpProduct("PV", rows, shape.d_v, keys, a_in_registers=True)
         share = self.groups
-        self.q = Copy("Q", own.tile_q * shape.d * 2 / share, 1.0, latency)
+        there = min(own.tile_q, shape.q_len)  # rows beyond are neither loaded nor stored
+        self.q = Copy("Q", there * shape.d * 2 / share, 1.0, latency)
         self.k = Copy("K", keys * shape.d * 2 / share, missing, latency)
         self.v = Copy("V", keys * shape.d_v * 2 / share, missing, latency)
-        self.o_bytes = rows * shape.d_v * 2
+        self.o_bytes = there * shape.d_v * 2 / share
 
     def agents(self, name: str, items: Sequence[Item]) -> list[Agent]:
         sync = named_barrier("sync", self.warps, self.groups)

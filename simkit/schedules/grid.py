@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,22 @@ class GridRun:
 
     @property
     def is_power_limited(self) -> bool:
-        return self.clock_hz < self.gpu.tensor_clock_hz * (1 - 1e-9)
+        """Whether the clock is below nominal because the board's power allows no more."""
+        limit = self.gpu.board_w * (1 - CLOCK_STEP) ** 3  # power goes with the cube of the clock
+        return self.clock_hz < self.gpu.tensor_clock_hz and (self.power_w or 0.0) >= limit
 
     def utilisation(self, resource: str) -> float:
-        """Of all SMs of the GPU over the whole time, 0 to 1."""
-        total = self.cycles * self.gpu.sm_count
-        return self.busy.get(resource, 0.0) / total if total else 0.0
+        """Of all SMs of the GPU over the whole time, 0 to 1; of L2 as a whole."""
+        if not self.cycles:
+            return 0.0
+        if resource == "l2":
+            return self.l2_bytes / (self.gpu.l2_bytes_per_clk * self.cycles)
+        return self.busy.get(resource, 0.0) / (self.cycles * self.gpu.sm_count)
+
+    @property
+    def l2_bytes(self) -> float:
+        """Between L2 and all SMs."""
+        return self.busy.get("l2", 0.0) * self.rates["l2"]
 
     @cached_property
     def sensitivities(self) -> dict[str, float]:
@@ -192,10 +203,12 @@ class _Grid:
     """One launch at one clock."""
 
     def __init__(
-        self, gpu: Gpu, launch: Launch, fits: Occupancy, clock: float, most_tiles: int
-    ) -> None:
+        self, gpu: Gpu, launch: Launch, fits: Occupancy, clock: float, most_tiles: int,
+        items: int | None = None,
+    ) -> None:  # fmt: skip
         self.gpu, self.launch, self.fits, self.clock = gpu, launch, fits, clock
-        items = len(launch.items)
+        self.most_tiles = most_tiles
+        items = len(launch.items) if items is None else items
         slots = gpu.sm_count * fits.ctas_per_sm
         if launch.cluster > 1:
             slots -= slots % launch.cluster
@@ -204,7 +217,8 @@ class _Grid:
             self.ctas = max(launch.workers) + 1
         self.used = min(self.ctas, items)
         self.residents = -(-self.used // gpu.sm_count)
-        active = min(gpu.sm_count, self.used)
+        # Where SMs have unequal numbers of CTAs, L2 and HBM serve CTAs alike, not SMs.
+        active = self.used / self.residents
         self.rates = sm_rates(gpu, clock, launch.path, active)
         self.longest = _longest_simulated(launch.items, most_tiles)
 
@@ -213,7 +227,12 @@ class _Grid:
         kinds = sorted(set(launch.items), key=lambda item: (str(item.kind), item.length))
         first = {item: self._cost((item,)) for item in kinds}
         more = {item: self._more(item) for item in kinds} if launch.persistent else first
-        costs = np.array([round(more[item].cycles) for item in launch.items], np.int64)
+        costs = np.array([ceil(more[item].cycles) for item in launch.items], np.int64)
+        last = len(launch.items) % self.ctas if len(launch.items) > self.ctas else 0
+        if last and len(kinds) == 1 and not launch.persistent and launch.workers is None:
+            # The last wave has fewer CTAs, so that each has more of its SM and of HBM.
+            wave = _Grid(self.gpu, launch, self.fits, self.clock, self.most_tiles, last)
+            costs[-last:] = ceil(wave._cost((kinds[0],)).cycles)
         if launch.workers is None:
             placement = list_schedule(costs, self.ctas)
         else:
@@ -229,8 +248,11 @@ class _Grid:
         for item, count in counts.items():
             for name, amount in more[item].busy.items():
                 busy[name] = busy.get(name, 0.0) + count * amount
+        # Every SM has its own port to L2, but L2 serves them all.
+        l2_cycles = busy.get("l2", 0.0) * self.rates["l2"] / self.gpu.l2_bytes_per_clk
         run = GridRun(
-            launch=launch, gpu=self.gpu, clock_hz=self.clock, cycles=cycles, busy=busy,
+            launch=launch, gpu=self.gpu, clock_hz=self.clock, cycles=max(cycles, l2_cycles),
+            busy=busy,
             rates=self.rates, placement=placement, occupancy=self.fits, power_w=None,
             one_sm=self._agents((_shortened(longest),)),
         )  # fmt: skip

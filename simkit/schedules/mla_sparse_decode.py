@@ -204,6 +204,8 @@ class _Block:
             for tile in range(TILES):
                 yield Wait(there, tile)
                 if tile < FP8_TILES:
+                    # Zeros for a token that there is not: a select for four values.
+                    yield Run(lanes("valid", "convert", alu=ROUND * TILE / 4))
                     yield from from_fp8(ROUND * TILE)
                 yield Run(lanes("tokens", "store", smem=_WIDE_BYTES))
                 if cta.pair:

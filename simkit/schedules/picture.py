@@ -225,7 +225,7 @@ def grid_trace(run: GridRun, *, most_events: int = MOST_EVENTS) -> Trace:
 
 
 def _items(run: GridRun, tracks: Mapping[int, Track], edge: float) -> Iterable[Event]:
-    """What the first item of a CTA takes longer comes first, on its own."""
+    """What the launch takes beyond its items comes first, on its own."""
     placement = run.placement
     begun = set()
     places = zip(
@@ -236,7 +236,7 @@ def _items(run: GridRun, tracks: Mapping[int, Track], edge: float) -> Iterable[E
             continue
         if edge and worker not in begun:
             begun.add(worker)
-            yield Event("filling and draining", "launch", tracks[worker], 0.0, edge)
+            yield Event("filling, draining, L2", "launch", tracks[worker], 0.0, edge)
         item = run.launch.items[number]
         args: dict[str, str | int] = {"item": number, "tiles": item.length, "kind": str(item.kind)}
         yield Event(f"{item.length} tiles", "compute", tracks[worker], start + edge, cost, args)

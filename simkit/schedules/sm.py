@@ -13,7 +13,7 @@ shuffle  lane instructions     exchange between lanes of a warp
 issue    warp instructions     every instruction, once
 smem     bytes                 shared memory, both ways
 dsmem    bytes                 stores to the shared memory of another SM of the cluster
-l2       bytes                 L2 to the SM and back: the SM's share
+l2       bytes                 L2 to the SM and back: the SM's port
 hbm      bytes                 HBM: the SM's share
 ======== ===================== ====================================================
 
@@ -38,16 +38,15 @@ RESOURCES = (
 
 
 def sm_rates(
-    gpu: Gpu, clock_hz: float, path: TensorPath = "wgmma", active_sms: int | None = None
+    gpu: Gpu, clock_hz: float, path: TensorPath = "wgmma", active_sms: float | None = None
 ) -> dict[str, float]:
     """Units per cycle of every resource of one SM at ``clock_hz``.
 
-    ``active_sms``: SMs that share L2 and HBM, all by default; an SM alone gets at most 64 bytes a
-    cycle from L2 (one sector of 32 bytes from each of the two crossbar ports). `SimkitError` where
-    the GPU lacks the tensor cores that ``path`` wants.
+    ``active_sms``: SMs that share HBM, all by default. L2 is at the rate of the SM's own port:
+    SMs are out of step, and whether L2 can serve all of them is a question of the grid.
+    `SimkitError` where the GPU lacks the tensor cores that ``path`` wants.
     """
     sms = gpu.sm_count if active_sms is None else min(active_sms, gpu.sm_count)
-    l2 = min(gpu.l2_bytes_per_clk / sms, MOST_L2_BYTES_PER_CLK)
     hbm = gpu.hbm_bytes_per_s * gpu.hbm_read_fraction / clock_hz / sms
     return {
         "tensor": tensor_rate(gpu, path),
@@ -60,13 +59,13 @@ def sm_rates(
         "issue": SCHEDULERS.value,
         "smem": gpu.smem_bytes_per_clk,
         "dsmem": gpu.dsmem_bytes_per_clk or 1e-9,
-        "l2": l2,
-        "hbm": min(hbm, l2),
+        "l2": L2_PORT,
+        "hbm": min(hbm, L2_PORT),
     }
 
 
-MOST_L2_BYTES_PER_CLK = 64.0
-"""An SM's port: 64 bytes a cycle (arXiv 2402.13499 and CUDA's tuning guides)."""
+L2_PORT = 64.0
+"""Bytes a cycle of an SM's port to L2."""
 
 
 def tensor_rate(gpu: Gpu, path: TensorPath) -> float:

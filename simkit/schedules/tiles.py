@@ -22,7 +22,8 @@ def missing_part(gpu: Gpu, shape: AttentionShape, lengths: Sequence[int], keys: 
     """Part of the copies of K and V that L2 cannot serve, 0 to 1.
 
     ``lengths``: tiles of every item. CTAs that run at a time work on neighbouring heads: if K and V
-    of these fit in L2, each is fetched once.
+    of these fit in L2, each is fetched once; otherwise once by the heads of a group, which go
+    through them in step.
     """
     copied = sum(lengths) * keys * (shape.d + shape.d_v) * shape.element
     if not copied:
@@ -31,5 +32,5 @@ def missing_part(gpu: Gpu, shape: AttentionShape, lengths: Sequence[int], keys: 
     items_per_head = len(lengths) / (shape.batch * shape.kv_heads)
     at_a_time = min(shape.batch * shape.kv_heads, gpu.sm_count / items_per_head + 1)
     if at_a_time * per_head > gpu.l2_bytes:
-        return 1.0
+        return 1 / shape.group
     return min(1.0, shape.kv_bytes / copied)
