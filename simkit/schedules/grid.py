@@ -23,7 +23,7 @@ from simkit.machine.occupancy import Occupancy, occupancy
 from simkit.planning.load import Placement, in_order, list_schedule
 from simkit.schedules.engine import Agent, Agents, Simulation, simulate
 from simkit.schedules.power import Energy, power_limited_clock
-from simkit.schedules.sm import TensorPath, sm_rates
+from simkit.schedules.sm import TensorPath, sm_rates, tensor_rate
 
 LONGEST = 24
 """Tiles of an item up to which it is simulated as it is, where all kinds of items together have
@@ -165,6 +165,7 @@ def run_launch(
         raise ShapeError(f"the clock must be above 0 Hz, got {clock_hz}")
     if not launch.items:
         raise ShapeError(f"{launch.name} has no items, so nothing runs")
+    tensor_rate(gpu, launch.path)  # whether there is one
     fits = occupancy(gpu, launch.threads, launch.registers, launch.shared_bytes)
     if not fits.ctas_per_sm:
         raise CapacityError(

@@ -89,7 +89,7 @@ def _flash_decoding() -> Iterator[PublishedRow]:
         unit="x",
         source=_DECODING_SOURCE,
         note="the text says: almost constant run time up to 64k; the figure is the table's",
-        bound=_none,
+        bound=_ratio,
         is_counted=False,
     )
     yield PublishedRow(
@@ -100,7 +100,7 @@ def _flash_decoding() -> Iterator[PublishedRow]:
         unit="x",
         source=_DECODING_SOURCE,
         note="the text says: up to 50x; the table's largest is 43x",
-        bound=_none,
+        bound=_ratio,
         is_counted=False,
     )
 
@@ -197,14 +197,14 @@ def _chapter() -> Iterator[PublishedRow]:
     figures: tuple[tuple[str, Callable[[], float], float, str, str, Callable[[], str]], ...] = (
         ("CTAs without splits", lambda: _ctas(1), 8, "CTAs", "",
          _bound(FlashDecoding(splits=1), "h100", _LLAMA)),
-        ("SMs at work without splits", lambda: 100 * _ctas(1) / h100.sm_count, 6, "%", "", _none),
+        ("SMs at work without splits", lambda: 100 * _ctas(1) / h100.sm_count, 6, "%", "", _count),
         ("CTAs with 16 splits", lambda: _ctas(16), 128, "CTAs", "",
          _bound(FlashDecoding(splits=16), "h100", _LLAMA)),
         ("330 launches on the CPU", lambda: 1e3 * _submission("stream"), 1.3, "ms",
-         "4 us a launch is the chapter's", _none),
+         "4 us a launch is the chapter's", _count),
         ("decode step of an 8B model", lambda: 1e3 * _decode_step(), 4.8, "ms",
-         "8.03e9 parameters of 2 bytes", _none),
-        ("S and P through HBM", lambda: 4 * score_bytes(_HEAD) / 1e6, 537, "MB", "", _none),
+         "8.03e9 parameters of 2 bytes", _count),
+        ("S and P through HBM", lambda: 4 * score_bytes(_HEAD) / 1e6, 537, "MB", "", _count),
         ("intensity of naive attention", lambda: _HEAD.flop / (4 * score_bytes(_HEAD)), 64,
          "FLOP/byte", "S and P alone", _bound(naive, "h100", _HEADS)),
         ("bytes that FlashAttention must move",
@@ -225,8 +225,14 @@ def _chapter() -> Iterator[PublishedRow]:
         )
 
 
-def _none() -> str:
-    return ""
+def _ratio() -> str:
+    """Of a row that compares two predictions."""
+    return "a ratio"
+
+
+def _count() -> str:
+    """Of a row that nothing runs for."""
+    return "a count"
 
 
 def _bound(schedule: Schedule, gpu: str, shape: AttentionShape) -> Callable[[], str]:
