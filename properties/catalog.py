@@ -8,10 +8,12 @@ from properties import (
     batch_prefill_ragged,
     block_sparse_attention,
     cascade_attention,
+    engine,
     flash_attention,
     flash_decoding,
     fp8_error_study,
     fp8_kv_cache,
+    grid,
     kv_append,
     merge_states,
     naive_attention,
@@ -36,6 +38,8 @@ _LAWS: dict[str, list[Law]] = {
     "cascade_attention": cascade_attention.LAWS,
     "split_planner": split_planner.LAWS,
     "prefill_planner": prefill_planner.LAWS,
+    "engine": engine.LAWS,
+    "grid": grid.LAWS,
 }
 
 

@@ -11,9 +11,10 @@ from typing import Literal
 
 from simkit.errors import SimkitError
 
-Kind = Literal["kernel", "study", "planner"]
+Kind = Literal["kernel", "study", "planner", "simulator"]
 """kernel: a model proved against a CUDA kernel. study: a published experiment of numerics, redone
-with the model alone. planner: host code that deals out the work of kernels, with its schedule."""
+with the model alone. planner: host code that deals out the work of kernels, with its schedule.
+simulator: a part of the cycle model, which has laws of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,8 @@ class Algorithm:
 
     ``section``: where a document describes it. ``model``, ``host``, ``trace``: "module:function" of
     the model, of the kernel's host side and of the schedule. ``kernel``: the CUDA C++ file,
-    "package/file". ``laws``: module of the laws. A study has no kernel, host and trace; a planner
-    has no kernel and host.
+    "package/file". ``laws``: module of the laws. A study and a simulator have no kernel,
+    host and trace; a planner has no kernel and host.
     """
 
     name: str
@@ -173,6 +174,22 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         model="simkit.planning.prefill_planner:prefill_planner",
         laws="properties.prefill_planner",
         trace="simkit.schedules.plan_timeline:prefill_planner",
+    ),
+    Algorithm(
+        name="engine",
+        title="Discrete events: agents run programs on resources that serve in order of arrival",
+        section="3.4 Attention kernel: FlashAttention-3, warp specialisation and ping-pong",
+        kind="simulator",
+        model="simkit.schedules.engine:simulate",
+        laws="properties.engine",
+    ),
+    Algorithm(
+        name="grid",
+        title="Launches: CTAs on SMs, from simulations of one SM, at the clock that power allows",
+        section="3.4 Attention kernel: FlashAttention-2 and 3, what bounds them",
+        kind="simulator",
+        model="simkit.schedules.grid:run_launch",
+        laws="properties.grid",
     ),
 )
 

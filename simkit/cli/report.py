@@ -38,8 +38,10 @@ def report(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Print predicted, published, error and bound of every row; exit 1 if an order is wrong or, over
-    all rows, the median error is above 10 % or fewer than 80 % are within 20 %.
+    """Print predicted, published, error and bound of every row.
+
+    Exit 1 if an order is wrong or, over all rows, the median error is above 10 % or fewer than 80 %
+    are within 20 %.
     """
     if what != "published":
         raise SimkitError(f"no report {what!r}; there is published")

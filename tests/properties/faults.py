@@ -9,6 +9,7 @@ import broken_batch_attention
 import broken_kv_append
 import broken_merge_states
 import broken_planners
+import broken_schedules
 from mutants import Mutant
 
 _PARTS = (broken_attention, broken_batch_attention, broken_kv_append, broken_merge_states)
@@ -19,7 +20,7 @@ BROKEN_KERNELS = {name: broken for part in _PARTS for name, broken in part.BROKE
 """The name of a mutant that a law notices, by algorithm and law."""
 
 BROKEN_MODELS = {name: faults for part in _PARTS for name, faults in part.BROKEN_MODELS.items()}
-BROKEN_MODELS |= broken_planners.BROKEN_PLANNERS
+BROKEN_MODELS |= broken_planners.BROKEN_PLANNERS | broken_schedules.BROKEN_SCHEDULES
 """Patches that a law notices, each one by itself, by algorithm and law."""
 
 

@@ -16,7 +16,7 @@ WITHOUT_OWN_KERNEL = {"cascade_attention": "batch_prefill_paged"}
 
 def test_one_name_everywhere() -> None:
     for row in ALGORITHMS:
-        folder = "planning" if row.kind == "planner" else "algorithms"
+        folder = {"planner": "planning", "simulator": "schedules"}.get(row.kind, "algorithms")
         assert row.model.startswith(f"simkit.{folder}.{row.name}:")
         assert row.laws == f"properties.{row.name}"
         assert row.title
@@ -24,9 +24,9 @@ def test_one_name_everywhere() -> None:
 
 
 def test_kernels_have_all_parts_studies_and_planners_no_kernel() -> None:
-    assert {row.kind for row in ALGORITHMS} == {"kernel", "study", "planner"}
+    assert {row.kind for row in ALGORITHMS} == {"kernel", "study", "planner", "simulator"}
     for row in ALGORITHMS:
-        if row.kind == "study":
+        if row.kind in ("study", "simulator"):
             assert (row.kernel, row.host, row.trace) == (None, None, None)
             continue
         assert row.trace is not None

@@ -195,7 +195,7 @@ def test_few_heads_are_bound_by_memory_and_many_are_not() -> None:
     many = predict(H800, MlaDecode().launches(H800, MlaShape(batch=128, kv_len=8192, q_len=2)))
     assert "hbm" in few.bound
     assert "hbm" not in many.bound
-    assert few.hbm_bytes_per_s > 2 * many.hbm_bytes_per_s
+    assert few.hbm_bytes_per_s > many.hbm_bytes_per_s
 
 
 def test_crossover_and_a_longer_topk_make_sparse_decode_faster() -> None:
