@@ -22,9 +22,10 @@ from properties.simulation_checks import (
 )
 from simkit.machine.gpus import gpu as find_gpu
 from simkit.schedules import grid, power
-from simkit.schedules.engine import TICK
+from simkit.schedules.engine import TICK, simulate
 from simkit.schedules.grid import GridRun, Item
 from simkit.schedules.power import Energy
+from simkit.schedules.prediction import predict
 from simkit.schedules.sm import sm_rates
 
 NAME = "grid"
@@ -58,12 +59,23 @@ def check_simulation(context: Context, case: LaunchCase) -> None:
     """
     run = _run(case)
     example = run.example
-    for check in (check_work, check_resources, check_dependencies, check_bounds):
+    for check in (check_work, check_dependencies, check_bounds):
         check(example)
+    check_resources(example, in_order_of_arrival=False)
+    check_resources(simulate(example.rates, run.one_sm))
     check_same(example, example.retimed(example.rates))
     active = min(run.gpu.sm_count, run.placement.workers)
     faster = sm_rates(case.faster_device(), run.clock_hz, run.launch.path, active)
     check_faster(example, {name: max(rate, faster[name]) for name, rate in example.rates.items()})
+
+
+def check_rates(context: Context, case: LaunchCase) -> None:
+    """The whole prediction: order of service, clock and launching included."""
+    gpu = case.faster_device()
+    before = predict(case.device, (case.launch(),)).seconds
+    after = predict(gpu, (case.launch(gpu),)).seconds
+    if after > before:
+        raise LawViolation(f"{before} s become {after} s where a rate is higher")
 
 
 def check_sensitivities(context: Context, case: LaunchCase) -> None:
@@ -252,13 +264,34 @@ LAWS = [
         "an SM with a shipped schedule obeys the engine's laws; at a device's higher rate, nothing "
         "is later in the same order",
         check_simulation,
-        strategy=launch_cases(most_keys=1500),
+        strategy=launch_cases(decoding=True, most_keys=1500),
+    ),
+    _launch_law(
+        "rates",
+        "no rate of the device table makes a prediction slower when it is higher",
+        check_rates,
+        examples=100,
+        strategy=launch_cases(decoding=True, most_keys=1500),
+        corners=(
+            *_LAUNCHES,
+            # In an order of service of its own, two CTAs fall into another rhythm.
+            LaunchCase(
+                schedule="flash_attention_2",
+                batch=2,
+                heads=8,
+                queries=1500,
+                keys=1500,
+                d=64,
+                causal=True,
+                seed=153,
+            ),
+        ),
     ),
     _launch_law(
         "sensitivities",
         "a tenth more of a resource gains nothing to a tenth",
         check_sensitivities,
-        strategy=launch_cases(most_keys=1500),
+        strategy=launch_cases(decoding=True, most_keys=1500),
     ),
     _launch_law(
         "placement",
@@ -271,7 +304,7 @@ LAWS = [
         "roofline",
         "no resource of the whole GPU is busy for more than the launch takes",
         check_roofline,
-        strategy=launch_cases(),
+        strategy=launch_cases(decoding=True),
     ),
     _launch_law(
         "permutation",
@@ -292,7 +325,7 @@ LAWS = [
         "board_power",
         "the board stays within its power at the clock of a launch, which is none above nominal",
         check_board_power,
-        strategy=launch_cases(),
+        strategy=launch_cases(decoding=True),
     ),
     _energy_law(
         "clock",

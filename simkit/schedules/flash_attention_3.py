@@ -67,7 +67,7 @@ class FlashAttention3:
         """Every choice made. `ShapeError` for tiles that the kernel does not have."""
         rows, keys = fa3_tile(shape.d, d_v=shape.d_v, causal=shape.causal)
         if shape.element == 1:
-            rows, keys = 192 if shape.d <= 96 else 128, _FP8_KEYS[shape.d]
+            rows, keys = 192 if shape.d <= 96 else 128, self._fp8_keys(shape.d)
         tile_q, tile_kv = self.tile_q or rows, self.tile_kv or keys
         if tile_q % _ROWS or not 1 <= tile_q // _ROWS <= 3:
             raise ShapeError(f"tile_q must be 64, 128 or 192, got {tile_q}")
@@ -89,6 +89,13 @@ class FlashAttention3:
             specialised=self.specialised,
             cluster=(2 if pairs and even else 1) if self.cluster is None else self.cluster,
         )
+
+    @staticmethod
+    def _fp8_keys(d: int) -> int:
+        for most, keys in _FP8_KEYS.items():
+            if d <= most:
+                return keys
+        raise ShapeError(f"d must be {max(_FP8_KEYS)} at most in fp8, got {d}")
 
     def launches(self, gpu: Gpu, shape: AttentionShape) -> tuple[Launch, ...]:
         """The one launch. Errors as of `chosen`."""
@@ -219,7 +226,10 @@ class _Cta:
         warpgroup = _Warpgroup(self, w)
         for number, item in enumerate(items):
             yield Wait(self.q_full, number)
-            yield from tile(warpgroup, item)
+            if item.length:
+                yield from tile(warpgroup, item)
+            else:
+                yield Arrive(self.q_empty)  # rows that see no key
             yield from self.loop.softmax.finish()
             size = self.loop.o_bytes
             yield Start(Work("O", "store", (("l2", size), ("hbm", size))))

@@ -237,6 +237,11 @@ def clock(change: Callable[[Any, Any, float], float]) -> Patch:
     )
 
 
+def own_order(patch: pytest.MonkeyPatch) -> None:
+    """Every GPU serves what comes first there, instead of in the reference's order."""
+    patch.setattr(grid, "order_of", lambda agents, path: None)
+
+
 BROKEN_SCHEDULES: dict[tuple[str, str], list[Patch]] = {
     (ENGINE, "work"): [
         method("_serve", at_half_the_amount),
@@ -273,6 +278,7 @@ BROKEN_SCHEDULES: dict[tuple[str, str], list[Patch]] = {
         retimed_in_new_order,
         ignored_when_retimed,
     ],
+    (GRID, "rates"): [own_order],
     (GRID, "sensitivities"): [slower_when_retimed],
     (GRID, "placement"): [
         changed_run(first_item_lost),

@@ -10,7 +10,7 @@ from simkit.cli.settings import Setting, Values, parse_settings, settings_text
 from simkit.cli.timed import timed
 from simkit.cli.timed.timed import Timed
 from simkit.machine.gpus import gpu as find_gpu
-from simkit.schedules.engine import Simulation, simulate
+from simkit.schedules.engine import Simulation
 from simkit.schedules.grid import GridRun, Item
 from simkit.schedules.picture import grid_trace, simulation_trace
 from simkit.schedules.prediction import Prediction, predict
@@ -63,7 +63,6 @@ def _example(run: GridRun, tiles: int) -> Simulation:
     longest = max(run.launch.items, key=lambda item: item.length)
     item = Item(min(tiles, longest.length), longest.kind)
     residents = sorted({agent.process for agent in run.one_sm()})
-    return simulate(
-        run.rates,
-        lambda: [agent for name in residents for agent in run.launch.cta(name, (item,))],
+    return run.simulation(
+        lambda: [agent for name in residents for agent in run.launch.cta(name, (item,))]
     )

@@ -64,7 +64,8 @@ def test_waves_of_ctas() -> None:
     found = run(items=[Item(2)] * (SMS + 1))
     assert found.cycles == 2 * each
     assert starts_of(found).tolist() == [0] * SMS + [each]
-    assert found.bound == "tensor"
+    assert found.bound == "too few items"  # one in a wave of its own
+    assert run(items=[Item(2)] * 4 * SMS).bound == "tensor"
 
 
 def test_residents_share_their_sm() -> None:
