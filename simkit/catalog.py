@@ -11,10 +11,11 @@ from typing import Literal
 
 from simkit.errors import SimkitError
 
-Kind = Literal["kernel", "study", "planner", "simulator"]
+Kind = Literal["kernel", "study", "planner", "simulator", "schedule"]
 """kernel: a model proved against a CUDA kernel. study: a published experiment of numerics, redone
 with the model alone. planner: host code that deals out the work of kernels, with its schedule.
-simulator: a part of the cycle model, which has laws of its own."""
+simulator: a part of the cycle model, which has laws of its own. schedule: a published kernel on the
+cycle model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Algorithm:
 
     ``section``: where a document describes it. ``model``, ``host``, ``trace``: "module:function" of
     the model, of the kernel's host side and of the schedule. ``kernel``: the CUDA C++ file,
-    "package/file". ``laws``: module of the laws. A study and a simulator have no kernel,
+    "package/file". ``laws``: module of the laws. Studies, simulators and schedules have no kernel,
     host and trace; a planner has no kernel and host.
     """
 
@@ -189,6 +190,62 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         section="3.4 Attention kernel: FlashAttention-2 and 3, what bounds them",
         kind="simulator",
         model="simkit.schedules.grid:run_launch",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="flash_attention_1",
+        title="FlashAttention: K and V outside, Q and O read and written in every step",
+        section="3.4 Attention kernel: FlashAttention, tiling",
+        kind="schedule",
+        model="simkit.schedules.flash_attention_1:FlashAttention1",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="flash_attention_2",
+        title="FlashAttention-2: rows of Q for each warp, mma.sync, CTAs that share an SM",
+        section="3.4 Attention kernel: FlashAttention-2 and -3",
+        kind="schedule",
+        model="simkit.schedules.flash_attention_2:FlashAttention2",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="flash_attention_3",
+        title="FlashAttention-3: a producer, warpgroups in turns, softmax beside products",
+        section="3.4 Attention kernel: FlashAttention-2 and -3",
+        kind="schedule",
+        model="simkit.schedules.flash_attention_3:FlashAttention3",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="paged_decode",
+        title="FlashInfer's decode on pages, split by its plan and merged",
+        section="3.4 Attention kernel: paged and ragged layouts, FlashInfer",
+        kind="schedule",
+        model="simkit.schedules.paged_decode:PagedDecode",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="mla_decode",
+        title="FlashMLA's dense decode: seesaw, tile scheduler, combine",
+        section="FlashMLA source walk-through: the seesaw schedule",
+        kind="schedule",
+        model="simkit.schedules.mla_decode:MlaDecode",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="mla_sparse_decode",
+        title="FlashMLA's FP8 sparse decode: dequantisation, crossover",
+        section="FlashMLA source walk-through: the crossover mechanism",
+        kind="schedule",
+        model="simkit.schedules.mla_sparse_decode:MlaSparseDecode",
+        laws="properties.grid",
+    ),
+    Algorithm(
+        name="mla_sparse_prefill",
+        title="FlashMLA's sparse prefill",
+        section="FlashMLA source walk-through: the performance table",
+        kind="schedule",
+        model="simkit.schedules.mla_sparse_prefill:MlaSparsePrefill",
         laws="properties.grid",
     ),
 )

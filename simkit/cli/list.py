@@ -47,6 +47,7 @@ def list_algorithms(json_file: JsonFile = None) -> None:
     out.print("A study is a published experiment of numerics: a model without a kernel.")
     out.print("A planner is host code that deals out the work of kernels, with its schedule.")
     out.print("A simulator is a part of the cycle model, which has laws of its own.")
+    out.print("A schedule is a published kernel on the cycle model: run, tune and trace take it.")
     problems = [problem for found in broken.values() for problem in found.values()]
     for problem in problems:
         out.print(problem, style="bold red")

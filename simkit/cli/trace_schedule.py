@@ -26,8 +26,9 @@ def find_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule
         return planner_schedule(algorithm, settings, gpu)
     if algorithm in TIMED and algorithm not in SUBJECTS:
         return timed_schedule(algorithm, settings, gpu)
-    if find_algorithm(algorithm).trace is None:
-        raise SimkitError(f"{algorithm} is a study: it has no kernel, and no schedule to draw")
+    kind = find_algorithm(algorithm)
+    if kind.trace is None:
+        raise SimkitError(f"{algorithm} is a {kind.kind}: it has no schedule of its own to draw")
     chosen = subject(algorithm)
     values = parse_settings(algorithm, chosen.settings, settings)
     row = find_gpu(gpu)

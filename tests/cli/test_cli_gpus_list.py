@@ -60,13 +60,13 @@ def test_list_resolves_everything(cli, tmp_path: Path) -> None:
     assert [row["name"] for row in rows] == [row.name for row in ALGORITHMS]
     assert all(row["missing"] == {} for row in rows)
     missing = {"kernel": set(), "study": {"kernel", "host", "trace"}, "planner": {"kernel", "host"}}
-    missing["simulator"] = missing["study"]
+    missing["simulator"] = missing["schedule"] = missing["study"]
     for row in rows:
         without = {part for part in ("kernel", "host", "trace") if row[part] is None}
         assert without == missing[row["kind"]]
         # Whole, so that it can be copied.
         assert row["model"] in output
-    for kind in ("study", "planner", "simulator"):
+    for kind in ("study", "planner", "simulator", "schedule"):
         assert f"A {kind} is " in output
 
 

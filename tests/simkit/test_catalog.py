@@ -14,19 +14,24 @@ WITHOUT_OWN_KERNEL = {"cascade_attention": "batch_prefill_paged"}
 """Levels of a cascade are batches with K and V in pages like any other."""
 
 
+KINDS_WITHOUT_HOST = ("study", "simulator", "schedule")
+FOLDERS = {"planner": "planning", "simulator": "schedules", "schedule": "schedules"}
+
+
 def test_one_name_everywhere() -> None:
     for row in ALGORITHMS:
-        folder = {"planner": "planning", "simulator": "schedules"}.get(row.kind, "algorithms")
+        folder = FOLDERS.get(row.kind, "algorithms")
         assert row.model.startswith(f"simkit.{folder}.{row.name}:")
-        assert row.laws == f"properties.{row.name}"
+        # Schedules have the laws of all launches.
+        assert row.laws == f"properties.{'grid' if row.kind == 'schedule' else row.name}"
         assert row.title
         assert row.section
 
 
 def test_kernels_have_all_parts_studies_and_planners_no_kernel() -> None:
-    assert {row.kind for row in ALGORITHMS} == {"kernel", "study", "planner", "simulator"}
+    assert {row.kind for row in ALGORITHMS} == {"kernel", "study", "planner", *KINDS_WITHOUT_HOST}
     for row in ALGORITHMS:
-        if row.kind in ("study", "simulator"):
+        if row.kind in KINDS_WITHOUT_HOST:
             assert (row.kernel, row.host, row.trace) == (None, None, None)
             continue
         assert row.trace is not None
