@@ -14,7 +14,7 @@ from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import console, error_console, si_text, table, write_json
 from simkit.cli.settings import AUTO, Values, parse_settings, settings_text
 from simkit.cli.timed import timed
-from simkit.cli.timed.timed import Timed
+from simkit.cli.timed.timed import CLOCK, Timed, clock_of
 from simkit.cli.what_if import prediction_json
 from simkit.errors import CapacityError, ShapeError, SimkitError
 from simkit.machine.gpus import Gpu
@@ -43,7 +43,7 @@ def tune(
     Interrupted, it ranks what it has tried so far.
     """
     chosen, row = timed(algorithm), find_gpu(gpu)
-    values = parse_settings(algorithm, chosen.settings, settings or ())
+    values = parse_settings(algorithm, (*chosen.settings, CLOCK), settings or ())
     combinations = list(_combinations(chosen, values))
     tried, is_whole = _try_all(chosen, row, values, combinations)
     ranked = sorted((one for one in tried if one.found is not None), key=lambda one: _seconds(one))
@@ -114,7 +114,8 @@ def _try_all(
 
 def _try(chosen: Timed, gpu: Gpu, values: Values, choices: Mapping[str, Any]) -> _Tried:
     try:
-        return _Tried(choices, predict(gpu, chosen.launches(gpu, {**values, **choices})))
+        launches = chosen.launches(gpu, {**values, **choices})
+        return _Tried(choices, predict(gpu, launches, clock_hz=clock_of(values)))
     except (CapacityError, ShapeError) as error:
         return _Tried(choices, None, str(error))
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from simkit.cli.output import busy, bytes_text, console, si_text, table, write_json
 from simkit.cli.settings import Values, parse_settings, settings_text
 from simkit.cli.timed import timed
+from simkit.cli.timed.timed import CLOCK, clock_of
 from simkit.machine.gpus import Gpu
 from simkit.machine.gpus import gpu as find_gpu
 from simkit.schedules.grid import GridRun
@@ -20,9 +21,9 @@ from simkit.schedules.prediction import Prediction, predict
 def run_schedule(algorithm: str, settings: Sequence[str], gpu: str, json_file: Path | None) -> None:
     """Predicts the launches of a schedule and prints what holds them back."""
     chosen, row = timed(algorithm), find_gpu(gpu)
-    values = parse_settings(algorithm, chosen.settings, settings)
+    values = parse_settings(algorithm, (*chosen.settings, CLOCK), settings)
     with busy(f"{algorithm} on {row.name}"):
-        found = predict(row, chosen.launches(row, values))
+        found = predict(row, chosen.launches(row, values), clock_hz=clock_of(values))
     out = console()
     out.print(f"{algorithm}, predicted for {row.title}: {settings_text(values)}")
     _print(out, found)

@@ -8,7 +8,7 @@ from simkit.cli.output import si_text
 from simkit.cli.schedule import MOST_TRACKS, Schedule
 from simkit.cli.settings import Setting, Values, parse_settings, settings_text
 from simkit.cli.timed import timed
-from simkit.cli.timed.timed import Timed
+from simkit.cli.timed.timed import CLOCK, Timed, clock_of
 from simkit.machine.gpus import gpu as find_gpu
 from simkit.schedules.engine import Simulation
 from simkit.schedules.grid import GridRun, Item
@@ -25,8 +25,8 @@ _DRAWN = (
 def timed_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule:
     """The longest item on one SM, or all items on all; `SimkitError` for what cannot run."""
     chosen, row = timed(algorithm), find_gpu(gpu)
-    values = parse_settings(algorithm, (*chosen.settings, *_DRAWN), settings)
-    found = predict(row, chosen.launches(row, values))
+    values = parse_settings(algorithm, (*chosen.settings, CLOCK, *_DRAWN), settings)
+    found = predict(row, chosen.launches(row, values), clock_hz=clock_of(values))
     run = found.runs[min(values["launch"], len(found.runs) - 1)]
     if values["grid"]:
         trace = grid_trace(run)

@@ -10,6 +10,13 @@ from simkit.cli.settings import AUTO, Setting, Values
 from simkit.machine.gpus import Gpu
 from simkit.schedules.grid import Launch
 
+CLOCK = Setting("clock_mhz", 0, "a fixed clock; 0: what the board's power allows", least=0)
+
+
+def clock_of(values: Values) -> float | None:
+    """Hz, None where power decides."""
+    return values["clock_mhz"] * 1e6 or None
+
 
 @dataclass(frozen=True, eq=False)
 class Timed:
