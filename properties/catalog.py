@@ -15,6 +15,7 @@ from properties import (
     fp8_kv_cache,
     grid,
     kv_append,
+    launches,
     merge_states,
     naive_attention,
     prefill_planner,
@@ -40,6 +41,7 @@ _LAWS: dict[str, list[Law]] = {
     "prefill_planner": prefill_planner.LAWS,
     "engine": engine.LAWS,
     "grid": grid.LAWS,
+    "launches": launches.LAWS,
 }
 
 

@@ -193,6 +193,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         laws="properties.grid",
     ),
     Algorithm(
+        name="launches",
+        title="A CPU launches kernels: streams, CUDA graphs, programmatic dependent launch",
+        section="3.4 Attention kernel: kernel launch overhead and CUDA graphs",
+        kind="simulator",
+        model="simkit.schedules.launches:timeline",
+        laws="properties.launches",
+    ),
+    Algorithm(
         name="flash_attention_1",
         title="FlashAttention: K and V outside, Q and O read and written in every step",
         section="3.4 Attention kernel: FlashAttention, tiling",

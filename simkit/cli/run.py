@@ -12,6 +12,8 @@ import gpu as gpu_package
 from gpu.ptx.launch import Options
 from simkit.cli.errors import NOT_HELD
 from simkit.cli.evaluation import Evaluation, TrafficLine, evaluate
+from simkit.cli.launching import NAME as LAUNCHES
+from simkit.cli.launching import run_launches
 from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import busy, bytes_text, console, si_text, table, write_json
 from simkit.cli.planner import PLANNERS, run_planner
@@ -61,6 +63,11 @@ def run(
         if on != "model" or dram:
             raise SimkitError(f"{algorithm} is a planner: a model without a kernel to run on {on}")
         run_planner(algorithm, settings or (), gpu, json_file)
+        return
+    if algorithm == LAUNCHES:
+        if on not in ("model", "cycles") or dram:
+            raise SimkitError(f"{LAUNCHES} is a model without a kernel to run on {on}")
+        run_launches(settings or (), json_file)
         return
     is_schedule = algorithm in TIMED and algorithm not in SUBJECTS
     if on == "cycles" or is_schedule:

@@ -8,6 +8,8 @@ from pathlib import Path
 import gpu as gpu_package
 from gpu.run_trace import trace_run
 from simkit.catalog import algorithm as find_algorithm
+from simkit.cli.launching import NAME as LAUNCHES
+from simkit.cli.launching import launches_schedule
 from simkit.cli.output import busy
 from simkit.cli.planner import PLANNERS, planner_schedule
 from simkit.cli.schedule import Schedule, cycles_note
@@ -24,6 +26,8 @@ def find_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule
     """The schedule of a kernel or planner of the catalogue; SimkitError if it has none."""
     if algorithm in PLANNERS:
         return planner_schedule(algorithm, settings, gpu)
+    if algorithm == LAUNCHES:
+        return launches_schedule(settings)
     if algorithm in TIMED and algorithm not in SUBJECTS:
         return timed_schedule(algorithm, settings, gpu)
     kind = find_algorithm(algorithm)

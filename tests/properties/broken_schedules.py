@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from simkit.planning.load import Placement
-from simkit.schedules import engine, grid, power
+from simkit.schedules import engine, grid, launches, power
 from simkit.schedules.engine import Simulation
 from simkit.schedules.history import History, Stretch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
-ENGINE, GRID = "engine", "grid"
+ENGINE, GRID, LAUNCHES = "engine", "grid", "launches"
 
 SIMULATOR = engine._Simulator
 SERVE, ARRIVE, END_WAIT = SIMULATOR._serve, SIMULATOR._arrive, SIMULATOR._end_wait
@@ -237,6 +237,38 @@ def clock(change: Callable[[Any, Any, float], float]) -> Patch:
     )
 
 
+def launched(change: Callable[[launches.Timeline], launches.Timeline]) -> Patch:
+    original = launches.timeline
+    return lambda patch: patch.setattr(
+        launches, "timeline", lambda *args, **kwargs: change(original(*args, **kwargs))
+    )
+
+
+def before_submission(found: launches.Timeline) -> launches.Timeline:
+    spans = [replace(span, start=0.0, stop=span.kernel.seconds) for span in found.spans]
+    return replace(found, spans=tuple(spans))
+
+
+def twice_as_long(found: launches.Timeline) -> launches.Timeline:
+    last = found.spans[-1]
+    longer = replace(last, stop=last.stop + last.kernel.seconds)
+    return replace(found, spans=(*found.spans[:-1], longer))
+
+
+def free_cpu(found: launches.Timeline) -> launches.Timeline:
+    return replace(found, host_seconds=found.seconds + 1e-6)
+
+
+def at_once(spans: Any, kernel: Any, ready: float) -> float:
+    """A kernel starts when it is ready, whatever runs."""
+    return ready
+
+
+def late_if_dependent(patch: pytest.MonkeyPatch) -> None:
+    original = launches._run
+    patch.setattr(launches, "_run", lambda kernels, at, gap, pdl: original(kernels, at, gap, -pdl))
+
+
 def own_order(patch: pytest.MonkeyPatch) -> None:
     """Every GPU serves what comes first there, instead of in the reference's order."""
     patch.setattr(grid, "order_of", lambda agents, path: None)
@@ -278,6 +310,10 @@ BROKEN_SCHEDULES: dict[tuple[str, str], list[Patch]] = {
         retimed_in_new_order,
         ignored_when_retimed,
     ],
+    (LAUNCHES, "order"): [launched(before_submission), launched(twice_as_long)],
+    (LAUNCHES, "capacity"): [lambda patch: patch.setattr(launches, "_when_free", at_once)],
+    (LAUNCHES, "bounds"): [launched(free_cpu)],
+    (LAUNCHES, "dependent"): [late_if_dependent],
     (GRID, "rates"): [own_order],
     (GRID, "sensitivities"): [slower_when_retimed],
     (GRID, "placement"): [
