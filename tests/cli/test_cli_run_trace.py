@@ -113,7 +113,7 @@ def test_study_beside_the_published_table(cli, tmp_path: Path) -> None:
         (("run", "fp8_error_study", "--on", "ptx"), "a model without a kernel to run on ptx"),
         (("run", "fp8_error_study", "--set", "d=96"), "d is 96"),
         (("run", "fp8_error_study", "--set", "heads=2"), "no setting 'heads'; it has: n (queries"),
-        (("trace", "fp8_error_study"), "fp8_error_study is a study: it has no kernel"),
+        (("trace", "fp8_error_study"), "fp8_error_study is a study: it has no schedule"),
     ],
 )
 def test_study_refuses(cli, words: tuple[str, ...], message: str) -> None:
