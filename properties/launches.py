@@ -26,6 +26,9 @@ class LaunchesCase:
     dependent: int = 0
     prologue: float = 0.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nanoseconds", tuple(self.nanoseconds))  # JSON has lists
+
     def kernels(self, *, dependent: bool = True) -> list[Kernel]:
         found = []
         for number, length in enumerate(self.nanoseconds):
