@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,42 @@ def save(trace: Trace, path: str | Path) -> None:
 
 def load(path: str | Path) -> Trace:
     """Reads a trace file as ``from_chrome`` does; TraceError if it holds something else."""
-    return from_chrome(_parse(path))
+    data, _ = _parse(path)
+    return from_chrome(data)
 
 
 def read(path: str | Path) -> Imported:
-    """Reads a trace file, and says what of it was left out; TraceError if it is no trace."""
-    return import_chrome(_parse(path), name=Path(path).stem)
-
-
-def _parse(path: str | Path) -> Any:
+    """Reads a trace file, and says what of it was left out; TraceError, which names the file, if it
+    is no trace.
+    """
+    data, notes = _parse(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        found = import_chrome(data, name=Path(path).stem)
+        return replace(found, notes=(*notes, *found.notes))
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from error
+
+
+def _parse(path: str | Path) -> tuple[Any, tuple[str, ...]]:
+    """What a file holds, and what to tell about it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        try:
+            return json.loads(text), ()
+        except json.JSONDecodeError:
+            # A list needs no end: tools append events for as long as they run, and may be killed.
+            if not text.lstrip().startswith("["):
+                raise
+            return _unfinished(text), ("the list of events lacks its end",)
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not JSON: {error}") from error
+
+
+def _unfinished(text: str) -> Any:
+    """A list without its closing bracket, perhaps after a comma; ValueError of the text as it is
+    where that is not what it lacks.
+    """
+    try:
+        return json.loads(text.rstrip().removesuffix(",") + "]")
+    except json.JSONDecodeError:
+        return json.loads(text)

@@ -31,6 +31,7 @@ from traces.events import (
 
 _NS_PER_US = 1000.0
 _NS_DIGITS = 3  # after the point: beyond, a microsecond in floating point is noise
+_FIELDS = ("traceEvents", "displayTimeUnit", "metadata")  # of a file, that a trace has a place for
 _OTHER = "compute"  # the kind of events whose category is no kind
 
 
@@ -49,7 +50,10 @@ def import_chrome(data: Any, name: str = "trace") -> Imported:
     """
     rows = checked_rows(data)
     metadata = data.get("metadata", {}) if isinstance(data, Mapping) else {}
-    return _Import(rows, metadata).result(str(metadata.get("name", name)))
+    found = _Import(rows, metadata)
+    if isinstance(data, Mapping):
+        found.told.update(f"{key} left out" for key in data if key not in _FIELDS)
+    return found.result(str(metadata.get("name", name)))
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,7 @@ class _Import:
         for span in self.spans:
             by_place.setdefault(span.place, []).append(span)
         for place, spans in by_place.items():
-            lanes: list[list[_Span]] = []
+            lanes: list[list[float]] = []
             for span in sorted(spans, key=lambda span: (span.start, -span.duration)):
                 track = self.names.track(place, _lane_for(span, lanes))
                 kind = span.row.get("cat", _OTHER)
@@ -260,18 +264,19 @@ _READ: dict[str, Callable[[_Import, Row], None]] = {
 }
 
 
-def _lane_for(span: _Span, lanes: list[list[_Span]]) -> int:
+def _lane_for(span: _Span, lanes: list[list[float]]) -> int:
     """The first lane on which the span, later than all before, lies apart from or inside what is
-    there; ``lanes`` has the open spans of each.
+    there; ``lanes`` has when the open spans of each end.
     """
-    slack = rounding_slack(span.start)
-    for number, opened in enumerate(lanes):
-        while opened and opened[-1].stop <= span.start + slack:
-            opened.pop()
-        if not opened or span.stop <= opened[-1].stop + slack:
-            opened.append(span)
+    stop, slack = span.stop, rounding_slack(span.start)
+    begun = span.start + slack
+    for number, ends in enumerate(lanes):
+        while ends and ends[-1] <= begun:
+            ends.pop()
+        if not ends or stop <= ends[-1] + slack:
+            ends.append(stop)
             return number
-    lanes.append([span])
+    lanes.append([stop])
     return len(lanes) - 1
 
 

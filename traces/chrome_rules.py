@@ -121,9 +121,9 @@ def _problem(row: Any) -> str | None:
     if not isinstance(row, Mapping):
         return f"an event is an object, not {row!r}"
     phase = row.get("ph")
-    if phase in IGNORED:
+    if isinstance(phase, str) and phase in IGNORED:
         return None
-    if phase not in _REQUIRED:
+    if not isinstance(phase, str) or phase not in _REQUIRED:
         known = ", ".join([*_REQUIRED, *IGNORED])
         return f"phase {phase!r} is none of {known}"
     missing = [name for name in _REQUIRED[phase] if name not in row]

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from traces import arrows, layout
 from traces.critical_path import CriticalPath, critical_path
-from traces.events import KINDS, Event, Trace, Track
+from traces.events import KINDS, Event, Trace, Track, rounding_slack
 from traces.layout import Scale, Selection, number
 from traces.theme import Signs
 from traces.theme import theme as find_theme
@@ -102,9 +103,14 @@ class Drawing:
         ]
 
     def title(self) -> list[Text]:
-        span = f"{number(self.scale.start)} to {number(self.scale.stop)} {self.trace.unit}"
-        now = "" if self.view.now is None else f", now {number(self.view.now)}"
-        return [line(self.signs.plain(f"{self.trace.name}: {span}{now}"), "bold")]
+        """Name and range; a name that is too long gives way."""
+        span = f": {number(self.scale.start)} to {number(self.scale.stop)} {self.trace.unit}"
+        span += "" if self.view.now is None else f", now {number(self.view.now)}"
+        room = max(_FEWEST_BAR_CELLS, self.width - cell_len(span))
+        name = self.signs.plain(self.trace.name)
+        if cell_len(name) > room:
+            name = layout.fit(name, room, self.signs)
+        return [line(name + span, "bold")]
 
     def axis(self) -> list[Text]:
         """Labels and ticks at round times."""
@@ -151,8 +157,12 @@ class Drawing:
         """What the critical path of the whole trace consists of."""
         if not self.path.steps:
             return []
-        words = [f"critical path: {number(self.path.length)} {self.trace.unit}"]
-        length = self.path.length or 1.0
+        trace, length = self.trace, self.path.length
+        # It begins late where nothing says what its first event waited for.
+        whole = trace.stop - trace.start
+        of = "" if length >= whole - rounding_slack(whole) else f" of {number(whole)}"
+        words = [f"critical path: {number(length)}{of} {trace.unit}"]
+        length = length or 1.0
         words += [f"{kind} {time / length:.0%}" for kind, time in self.path.by_kind.items()]
         return self._flowing([Text(word) for word in words], ", ")
 

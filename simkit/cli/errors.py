@@ -16,6 +16,8 @@ BAD_INPUT = 2
 """Exit code of a command that could not do what was asked."""
 NOT_HELD = 1
 """Exit code of a command whose answer is no: a law failed, a kernel has hazards."""
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C has ended early, with or without results."""
 
 Parameters = ParamSpec("Parameters")
 

@@ -102,6 +102,11 @@ def si_text(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
+def count_text(count: int, what: str) -> str:
+    """So many of something: "1 CTA", "2 CTAs", "1,000 events"."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def write_json(path: Path | None, value: object) -> None:
     """Writes ``value`` to the file of ``--json``; does nothing without one.
 

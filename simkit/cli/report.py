@@ -45,7 +45,9 @@ def report(
     """
     if what != "published":
         raise SimkitError(f"no report {what!r}; there is published")
-    rows = [row for row in published_rows() if group is None or group in row.group]
+    rows = [
+        row for row in published_rows() if group is None or group.casefold() in row.group.casefold()
+    ]
     if not rows:
         groups = dict.fromkeys(row.group for row in published_rows())
         raise SimkitError(f"no group has {group!r} in its name; there are {', '.join(groups)}")

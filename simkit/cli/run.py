@@ -55,13 +55,11 @@ def run(
     its plans and how evenly they load the GPU.
     """
     if algorithm in STUDIES:
-        if on != "model" or dram:
-            raise SimkitError(f"{algorithm} is a study: a model without a kernel to run on {on}")
+        _no_kernel(f"{algorithm} is a study", on, dram)
         STUDIES[algorithm](settings or (), seed, json_file)
         return
     if algorithm in PLANNERS:
-        if on != "model" or dram:
-            raise SimkitError(f"{algorithm} is a planner: a model without a kernel to run on {on}")
+        _no_kernel(f"{algorithm} is a planner", on, dram)
         run_planner(algorithm, settings or (), gpu, json_file)
         return
     if algorithm == LAUNCHES:
@@ -71,8 +69,8 @@ def run(
         return
     is_schedule = algorithm in TIMED and algorithm not in SUBJECTS
     if on == "cycles" or is_schedule:
-        if on not in ("model", "cycles") or dram:
-            raise SimkitError(f"{algorithm} is a schedule: a model without a kernel to run on {on}")
+        what = algorithm if is_schedule else f"{algorithm} on cycles"
+        _no_kernel(f"{what} is a schedule", "model" if on == "cycles" else on, dram)
         run_schedule(algorithm, settings or (), gpu, json_file)
         return
     if algorithm not in SUBJECTS:
@@ -82,7 +80,7 @@ def run(
     values = parse_settings(algorithm, chosen.settings, settings or ())
     row = find_gpu(gpu)
     if on not in _ON:
-        raise SimkitError(f"--on {on!r} is none of {', '.join(_ON)}")
+        raise SimkitError(_none_of(on))
     device = None if on == "model" else gpu_package.open(on, gpu=gpu, options=Options(dram=dram))
     with busy(f"{algorithm} on {on}"):
         found = [evaluate(chosen, values, row, device, seed)]
@@ -120,6 +118,20 @@ def run(
     write_json(json_file, summary)
     if not agrees:
         raise typer.Exit(NOT_HELD)
+
+
+def _none_of(on: str) -> str:
+    return f"--on {on!r} is none of {', '.join(_ON)}, cycles"
+
+
+def _no_kernel(what: str, on: str, dram: bool) -> None:
+    """SimkitError where a model without a kernel is to run on a device."""
+    if on not in (*_ON, "cycles"):
+        raise SimkitError(_none_of(on))
+    if on != "model":
+        raise SimkitError(f"{what}: a model without a kernel to run on {on}")
+    if dram:
+        raise SimkitError(f"{what}: a model without a kernel, of which --dram could count bytes")
 
 
 def _print(

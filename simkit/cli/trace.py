@@ -11,13 +11,7 @@ from simkit.cli import trace_output
 from simkit.cli.options import GpuName, JsonFile, Settings
 from simkit.cli.output import console, write_json
 from simkit.cli.schedule import Schedule
-from simkit.cli.timed.pictures import timed_schedule
-from simkit.cli.trace_schedule import (
-    executed_schedule,
-    find_schedule,
-    read_schedule,
-    second_schedule,
-)
+from simkit.cli.trace_schedule import Place, find_schedule, read_schedule, second_schedule
 from simkit.errors import SimkitError
 from traces.terminal import View
 
@@ -89,7 +83,8 @@ def trace(
 
     With --versus or its like: two schedules with one time axis, and what differs.
     """
-    first = _first(algorithm, settings or [], gpu, import_file, on, ctas)
+    at = Place(on, ctas)
+    first = _first(algorithm, settings or [], gpu, import_file, at)
     second = second_schedule(
         versus,
         versus_set or (),
@@ -97,6 +92,7 @@ def trace(
         algorithm=algorithm,
         settings=settings or (),
         first_gpu=gpu,
+        at=at,
     )
     if second is not None and (watch or interactive):
         raise SimkitError("--watch and --interactive show one schedule, not two")
@@ -136,18 +132,13 @@ def _first(
     settings: list[str],
     gpu: str,
     import_file: Path | None,
-    on: str,
-    ctas: int,
+    at: Place,
 ) -> Schedule:
     if import_file is None:
         if algorithm is None:
             raise SimkitError("name an ALGO (see simkit list), or a file with --import")
-        if on == "cycles":
-            return timed_schedule(algorithm, settings, gpu)
-        if on != "model":
-            return executed_schedule(algorithm, settings, gpu, on, ctas)
-        return find_schedule(algorithm, settings, gpu)
-    if on != "model":
+        return find_schedule(algorithm, settings, gpu, at)
+    if at.on != "model":
         raise SimkitError(f"--import {import_file} is a schedule already: no --on")
     if algorithm is not None or settings:
         raise SimkitError(f"--import {import_file} has its own schedule: no ALGO and no --set")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import gpu as gpu_package
@@ -10,7 +11,7 @@ from gpu.run_trace import trace_run
 from simkit.catalog import algorithm as find_algorithm
 from simkit.cli.launching import NAME as LAUNCHES
 from simkit.cli.launching import launches_schedule
-from simkit.cli.output import busy
+from simkit.cli.output import busy, count_text
 from simkit.cli.planner import PLANNERS, planner_schedule
 from simkit.cli.schedule import Schedule, cycles_note
 from simkit.cli.settings import parse_settings, settings_text
@@ -22,8 +23,23 @@ from simkit.machine.gpus import gpu as find_gpu
 from traces import chrome
 
 
-def find_schedule(algorithm: str, settings: Sequence[str], gpu: str) -> Schedule:
-    """The schedule of a kernel or planner of the catalogue; SimkitError if it has none."""
+@dataclass(frozen=True)
+class Place:
+    """``--on`` and ``--ctas``: model, cycles, ptx or cuda; CTAs of a run that are recorded."""
+
+    on: str = "model"
+    ctas: int = 2
+
+
+def find_schedule(
+    algorithm: str, settings: Sequence[str], gpu: str, at: Place | None = None
+) -> Schedule:
+    """The schedule of a kernel or planner of the catalogue; SimkitError if it has none there."""
+    at = at or Place()
+    if at.on == "cycles":
+        return timed_schedule(algorithm, settings, gpu)
+    if at.on != "model":
+        return executed_schedule(algorithm, settings, gpu, at.on, at.ctas)
     if algorithm in PLANNERS:
         return planner_schedule(algorithm, settings, gpu)
     if algorithm == LAUNCHES:
@@ -65,7 +81,7 @@ def executed_schedule(
         heading=f"{algorithm} on {on}, {row.title}: {settings_text(values)}",
         trace=trace,
         summary={"algorithm": algorithm, "gpu": row.name, "on": on, "settings": values},
-        notes=(_STEPS if trace.unit == "steps" else f"The first {ctas} CTAs by %globaltimer.",),
+        notes=(_STEPS if trace.unit == "steps" else f"Up to {ctas} CTAs by %globaltimer.",),
     )
 
 
@@ -76,12 +92,15 @@ def read_schedule(path: Path) -> Schedule:
     """The schedule of a Chrome Trace file, of simkit or another tool; TraceError if it is none."""
     found = chrome.read(path)
     trace = found.trace
-    count = f"{len(trace.events):,} events on {len(trace.tracks):,} tracks"
+    count = f"{count_text(len(trace.events), 'event')} on {count_text(len(trace.tracks), 'track')}"
+    notes = list(found.notes)
+    if trace.counters:
+        notes.append(f"not drawn, but exported: {count_text(len(trace.counters), 'counter')}")
     return Schedule(
         heading=f"{path}: {count}",
         trace=trace,
         summary={"file": str(path), "name": trace.name, "notes": found.notes},
-        notes=tuple(f"{note}." for note in found.notes),
+        notes=tuple(f"{note}." for note in notes),
     )
 
 
@@ -93,11 +112,13 @@ def second_schedule(
     algorithm: str | None,
     settings: Sequence[str],
     first_gpu: str,
+    at: Place,
 ) -> Schedule | None:
     """The schedule of ``--versus``, ``--versus-set`` and ``--versus-gpu``; None without any.
 
     ``text``: "ALGO", "ALGO:name=value,name=value" or a trace file. Without it, the first algorithm
-    with its settings, and ``more`` after them. The GPU is the first one's unless another is named.
+    with its settings, and ``more`` after them. The GPU is the first one's unless another is named;
+    ``at`` is the first one's, too.
     """
     if text is None and gpu is None and not more:
         return None
@@ -108,9 +129,9 @@ def second_schedule(
     if text is None:
         if algorithm is None:
             raise SimkitError("--import has no settings to change: name an ALGO for --versus")
-        return find_schedule(algorithm, (*settings, *more), gpu or first_gpu)
+        return find_schedule(algorithm, (*settings, *more), gpu or first_gpu, at)
     name, _, given = text.partition(":")
-    return find_schedule(name, (*split_settings(given), *more), gpu or first_gpu)
+    return find_schedule(name, (*split_settings(given), *more), gpu or first_gpu, at)
 
 
 def split_settings(text: str) -> list[str]:

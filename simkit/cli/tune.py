@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from simkit.cli.errors import INTERRUPTED
 from simkit.cli.options import GpuName, JsonFile, Settings
-from simkit.cli.output import console, error_console, si_text, table, write_json
+from simkit.cli.output import console, count_text, error_console, si_text, table, write_json
 from simkit.cli.settings import AUTO, Values, parse_settings, settings_text
 from simkit.cli.timed import timed
 from simkit.cli.timed.timed import CLOCK, Timed, clock_of
@@ -40,20 +41,23 @@ def tune(
 ) -> None:
     """Rank a schedule's choices by predicted time; --set fixes a choice or a size.
 
-    Interrupted, it ranks what it has tried so far.
+    Interrupted, it ranks what it has tried so far and exits with 130. The file of --json has
+    the times of all others, too.
     """
     chosen, row = timed(algorithm), find_gpu(gpu)
     values = parse_settings(algorithm, (*chosen.settings, CLOCK), settings or ())
     combinations = list(_combinations(chosen, values))
     tried, is_whole = _try_all(chosen, row, values, combinations)
     ranked = sorted((one for one in tried if one.found is not None), key=lambda one: _seconds(one))
+    if not ranked:
+        raise SimkitError(
+            f"none of {count_text(len(tried), 'combination')} can run: {tried[0].why}"
+            if tried
+            else "interrupted before anything was timed"
+        )
     out = console()
     problem = {setting.name: values[setting.name] for setting in chosen.problem if not setting.sets}
     out.print(f"{algorithm} on {row.title}: {settings_text(problem)}")
-    if not ranked:
-        raise SimkitError(
-            f"none of {len(tried)} combinations can run: {tried[0].why if tried else 'none tried'}"
-        )
     base = next((one for one in tried if not one.choices and one.found), None)
     out.print(
         table(
@@ -66,7 +70,8 @@ def tune(
     )
     out.print("ratio: to the time of the kernel's own choices. CTAs: on an SM.")
     cannot = len(tried) - len(ranked)
-    out.print(f"{len(ranked)} combinations were timed; {cannot} do not fit or do not exist.")
+    timed_text = count_text(len(ranked), "combination") + " timed"
+    out.print(f"{timed_text}; {cannot:,} cannot run: they do not fit or do not exist.")
     if not is_whole:
         out.print(f"Interrupted after {len(tried)} of {len(combinations)}.", style="bold red")
     write_json(
@@ -82,17 +87,21 @@ def tune(
                 for one in ranked[:most]
                 if one.found
             ],
+            # Their bounds are left out: to find one is to time a combination several times.
+            "others": [{"choices": one.choices, "seconds": _seconds(one)} for one in ranked[most:]],
             "infeasible": [{"choices": one.choices, "why": one.why} for one in tried if one.why],
         },
     )
+    if not is_whole:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _combinations(chosen: Timed, values: Values) -> Iterator[Mapping[str, Any]]:
     """The kernel's own choices first, then all others."""
     yield chosen.chosen(values)
-    open_names = [setting for setting in chosen.choices if values[setting.name] == AUTO]
-    names = [setting.name for setting in open_names]
-    for picked in product(*(setting.tries for setting in open_names)):
+    left = [setting for setting in chosen.choices if values[setting.name] == AUTO]
+    names = [setting.name for setting in left]
+    for picked in product(*(setting.tries for setting in left)) if left else ():
         yield {**chosen.chosen(values), **dict(zip(names, picked, strict=True))}
 
 

@@ -130,6 +130,9 @@ class _Picture:
         elif service.mode == "issue" and start > asked:
             name = f"issue {work.name}"
             self._add(_Bar(track, name, "wait", asked, start, {}, name))
+            before = self.last.get(_resource_track(service.spans[0].resource))
+            if before is not None and before.stop > asked:
+                self._flow("free", before.track, min(before.end, start), track, start)
 
     def _draw_on_resources(self, number: int, service: Service) -> None:
         agent = self.agents[service.agent]

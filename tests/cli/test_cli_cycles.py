@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from simkit.cli import tune
 from simkit.cli.timed import TIMED
 
 SMALL = ("--set", "n=1024", "--set", "batch=1", "--set", "heads=2")
@@ -58,6 +59,28 @@ def test_the_grid_is_drawn_on_request(cli) -> None:
     assert "items on" in words(cli("trace", "flash_attention_3", *given).stdout)
 
 
+def test_what_is_drawn_is_said(cli) -> None:
+    given = (*SMALL, "--set", "tile_kv=128", "--arrows", 0)
+    output = cli("trace", "flash_attention_3", *given, "--set", "tiles=2").stdout
+    assert "1 CTA of an SM: 0 to" in output
+    assert "one SM, the first 2 of 8 tiles of its longest item" in words(output)
+    output = cli("trace", "flash_attention_3", *given, "--set", "tiles=1000").stdout
+    assert "one SM, all 8 tiles of its longest item" in words(output)
+
+
+def test_too_many_tiles_are_refused_before_they_are_timed(cli) -> None:
+    given = ("--set", "n=1000000", "--set", "tiles=5000")
+    error = words(cli("trace", "flash_attention_2", *given, code=2).stderr)
+    assert "--set tiles=5000: 5,000 tiles of flash_attention_2 are too many to draw" in error
+    assert "it must be 2,048 or less" in error
+
+
+def test_a_launch_that_there_is_not_is_refused(cli) -> None:
+    given = ("--set", "batch=4", "--set", "launch=2")
+    error = cli("trace", "mla_decode", *given, code=2).stderr
+    assert "--set launch=2: mla_decode has 0 (mla_decode), 1 (mla_combine)" in words(error)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -68,7 +91,9 @@ def test_the_grid_is_drawn_on_request(cli) -> None:
         (("--set", "warps=4"), "has no setting 'warps'"),
         (("--set", "tile_kv=176", "--set", "stages=3"), "is outside 0 to 232448"),
         (("--gpu", "a100"), "has no wgmma"),
-        (("--on", "ptx"), "is a schedule: a model without a kernel"),
+        (("--on", "ptx"), "is a schedule: a model without a kernel to run on ptx"),
+        (("--dram",), "flash_attention_3 is a schedule: a model without a kernel, of which --dram"),
+        (("--on", "gpu"), "--on 'gpu' is none of model, ptx, cuda, cycles"),
     ],
 )
 def test_what_cannot_run_is_said_in_one_message(cli, given: tuple[str, ...], message: str) -> None:
@@ -89,6 +114,34 @@ def test_tune_ranks_what_fits(cli, tmp_path: Path) -> None:
     assert any("shared memory" in one["why"] for one in data["infeasible"])
     assert all(one["choices"]["tile_q"] == 128 for one in data["ranked"])
     assert "ratio" in output
+    others = [one["seconds"] for one in data["others"]]
+    assert times + others == sorted(times + others)
+    assert len(times) + len(others) + len(data["infeasible"]) == data["tried"]
+
+
+def test_what_leaves_no_choice_is_timed_once(cli) -> None:
+    output = cli("tune", "mla_sparse_prefill", "--set", "q_len=64").stdout
+    assert "1 combination timed; 0 cannot run" in output
+
+
+def test_tune_that_is_interrupted_ranks_what_it_has(
+    cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rest = [tune._try, tune._try]
+
+    def interrupted(*given: object) -> object:
+        if not rest:
+            raise KeyboardInterrupt
+        return rest.pop()(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tune, "_try", interrupted)
+    path = tmp_path / "tune.json"
+    given = ("flash_attention_2", *SMALL, "--json", path)
+    output = cli("tune", *given, code=130).stdout
+    assert "2 combinations timed" in output
+    assert "Interrupted after 2 of 17." in output
+    assert len(json.loads(path.read_text())["ranked"]) == 2
+    assert "interrupted before anything" in cli("tune", *given, code=2).stderr
 
 
 def test_tune_of_what_has_no_schedule(cli) -> None:
@@ -97,7 +150,7 @@ def test_tune_of_what_has_no_schedule(cli) -> None:
 
 def test_report_of_one_group(cli, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    output = cli("report", "published", "--group", "ablation", "--json", path).stdout
+    output = cli("report", "published", "--group", "Ablation", "--json", path).stdout
     rows = json.loads(path.read_text())["rows"]
     assert [row["published"] for row in rows] == [661, 582, 570]
     for row in rows:

@@ -132,6 +132,30 @@ def test_versus_a_setting_a_gpu_an_algorithm_and_a_file(cli, small: Path, tmp_pa
     assert "is in cycles and 'small' in ns: there is no common time axis" in message
 
 
+@pytest.mark.parametrize(("on", "track"), [("cycles", "tensor core"), ("ptx", "warp 0")])
+def test_versus_is_on_what_the_first_is_on(cli, tmp_path: Path, on: str, track: str) -> None:
+    path = tmp_path / "c.json"
+    given = ("--set", "q_len=64", "--set", "heads=1", "--versus-set", "kv_len=128", "--ctas", 1)
+    cli("trace", "flash_attention", "--on", on, *given, "--arrows", 0, "--json", path)
+    data = json.loads(path.read_text())
+    for one in (data, data["versus"]):
+        assert track in {each["track"] for each in one["tracks"]}
+    assert data["versus"]["unit"] == data["unit"]
+    assert data["versus"]["settings"]["batch"] == data["settings"]["batch"]
+
+
+def test_what_of_a_file_is_not_drawn_and_which_file_is_wrong(cli, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    sample = {"ph": "C", "name": "memory", "pid": 1, "ts": 2, "args": {"value": 3}}
+    path.write_text(json.dumps([sample]))
+    output = cli("trace", "--import", path).stdout
+    assert "0 events on 0 tracks" in words(output)
+    assert "not drawn, but exported: 1 counter." in output
+    path.write_text(json.dumps([sample | {"ph": ["C"]}]))
+    error = cli("trace", "--import", path, code=2).stderr
+    assert f"{path}: traceEvents[0]: phase ['C'] is none of M, X," in words(error)
+
+
 def test_versus_of_planners_counts_all_workers(cli, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     given = ("--set", "planner=fa2", "--versus-set", "planner=fa3", "--json", path)

@@ -136,6 +136,8 @@ def row(phase: str, **fields: Any) -> dict[str, Any]:
         ({"traceEvents": [], "metadata": 3}, "metadata must be an object, not 3"),
         ([7], r"traceEvents\[0\]: an event is an object, not 7"),
         ([row("X", dur=1), row("Q")], r"traceEvents\[1\]: phase 'Q' is none of M, X, B, E"),
+        ([row("X", dur=1) | {"ph": ["X"]}], r"traceEvents\[0\]: phase \['X'\] is none of M, X"),
+        ([row("X", dur=1) | {"ph": {}}], r"traceEvents\[0\]: phase \{\} is none of M, X"),
         ([{"ph": "X", "name": "x", "pid": 1}], "'X' without tid, ts, dur"),
         ([{"ph": "M", "name": "x", "pid": 1}], "'M' without args"),
         ([row("s")], "'s' without id"),
@@ -173,3 +175,29 @@ def test_a_file_that_is_not_json(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(TraceError, match=r"trace\.json is not JSON"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[{event}]", "\ufeff[{event}]", "[{event}", "[{event},\n", " [\n{event},"]
+)
+def test_a_list_may_lack_its_end_and_begin_with_a_mark(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text.replace("{event}", json.dumps(row("X", dur=1))), encoding="utf-8")
+    assert len(load(path).events) == 1
+    told = () if text.endswith("]") else ("the list of events lacks its end",)
+    assert read(path).notes == told
+
+
+@pytest.mark.parametrize("text", ['[{"ph": "X",', '{"traceEvents": [', "[1 2"])
+def test_what_lacks_more_than_the_end_of_a_list_is_not_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(TraceError, match=r"trace\.json is not JSON: .* \(char \d+\)"):
+        load(path)
+
+
+def test_an_error_of_a_file_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("3")
+    with pytest.raises(TraceError, match=r"trace\.json: a trace is a list of events or an object"):
+        read(path)

@@ -245,3 +245,9 @@ def test_any_rows_are_read_or_refused_by_name(
         return
     event("read")
     assert import_chrome(to_chrome(found.trace)).trace == found.trace
+
+
+def test_what_a_file_has_besides_events_is_told() -> None:
+    data = {"traceEvents": [row("X", dur=1)], "displayTimeUnit": "ms", "metadata": {"a": 1},
+            "otherData": {"version": "1"}, "stackFrames": {}}  # fmt: skip
+    assert import_chrome(data).notes == ("otherData left out: 1", "stackFrames left out: 1")

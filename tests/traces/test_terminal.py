@@ -361,3 +361,19 @@ def test_any_view_of_any_trace_fits(
     assert max(map(cell_len, text.split("\n"))) <= width
     assert text.isascii() or not ascii_only
     assert trace.events or both or "no events" in text
+
+
+def test_the_range_is_told_however_long_the_name_is() -> None:
+    trace = Trace("a long name, " * 9, EXAMPLE.events)
+    for width in (40, 80):
+        title = drawn(trace, width).splitlines()[0]
+        assert title.startswith("a long name, ")
+        assert title.endswith("…: 0 to 1,000 cycles")
+        assert len(title) == width
+
+
+def test_a_path_that_begins_late_says_of_how_much_it_is() -> None:
+    late = Trace("late", (*EXAMPLE.events, Event("store", "store", SECOND, 1000, 250)))
+    assert "critical path: 1,250 cycles, wait 80%" in drawn(late, critical=True)
+    late = Trace("late", (*EXAMPLE.events, Event("store", "store", TMA, 1000, 250)))
+    assert "critical path: 250 of 1,250 cycles, store 100%" in drawn(late, critical=True)
