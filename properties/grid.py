@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from properties.launch_case import LaunchCase, launch_cases
+from properties.launch_case import FORWARD, LaunchCase, launch_cases
 from properties.law import Context, Law, LawViolation, Tier
 from properties.prefill_planner import check_graham
 from properties.simulation_checks import (
@@ -19,7 +20,9 @@ from properties.simulation_checks import (
     check_resources,
     check_same,
     check_work,
+    program_of,
 )
+from simkit.errors import SimkitError
 from simkit.machine.gpus import gpu as find_gpu
 from simkit.schedules import grid, power
 from simkit.schedules.engine import TICK, simulate
@@ -34,6 +37,7 @@ EXTENSION = 0.01
 """Relative error that extending long items may have; over launches, see ``extension``."""
 
 EVERYTHING = 10**9  # tiles
+ROUNDING = 1e-6  # relative; every duration is rounded up to a tick
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ def check_simulation(context: Context, case: LaunchCase) -> None:
 def check_rates(context: Context, case: LaunchCase) -> None:
     """The whole prediction: order of service, clock and launching included."""
     gpu = case.faster_device()
-    before = predict(case.device, (case.launch(),)).seconds
-    after = predict(gpu, (case.launch(gpu),)).seconds
+    before = predict(case.device, case.launches()).seconds
+    after = predict(gpu, case.launches(gpu)).seconds
     if after > before:
         raise LawViolation(f"{before} s become {after} s where a rate is higher")
 
@@ -120,10 +124,66 @@ def check_placement(context: Context, case: LaunchCase) -> None:
 
 def check_roofline(context: Context, case: LaunchCase) -> None:
     """Of the whole GPU: no resource is over 100 % busy, all products are made, all bytes moved."""
-    run = _run(case)
-    for name in run.busy:
-        if run.utilisation(name) > 1:
-            raise LawViolation(f"{name} is {run.utilisation(name):.4f} busy")
+    for launch in case.launches():
+        run = grid.run_launch(case.device, launch)
+        for name in run.busy:
+            if run.utilisation(name) > 1 + 2.0**-50:  # where L2 binds, a quotient of its own time
+                raise LawViolation(f"{name} is {run.utilisation(name):.4f} busy")
+        work = {name: busy * run.rates[name] * (1 + ROUNDING) for name, busy in run.busy.items()}
+        flop = _products(case) if case.schedule in FORWARD else launch.flop
+        if max(work["tensor"], 2 * work["fma"]) < flop:  # merging and CUDA cores: fma
+            raise LawViolation(f"{launch.name} makes {work['tensor']} of {flop} FLOP")
+        if work["hbm"] < launch.hbm_bytes:
+            raise LawViolation(f"{launch.name} moves {work['hbm']} of {launch.hbm_bytes} bytes")
+        rate = run.gpu.hbm_bytes_per_s * run.gpu.hbm_read_fraction
+        if run.seconds * (1 + ROUNDING) < launch.hbm_bytes / rate:
+            raise LawViolation(f"{launch.hbm_bytes} bytes in {run.seconds} s are over {rate} B/s")
+
+
+def _products(case: LaunchCase) -> int:
+    """FLOP of Q K^T and P V, pair by pair of what the mask leaves."""
+    shape = case.shape
+    seen = np.full(shape.q_len, shape.kv_len)
+    if shape.causal:
+        seen = np.clip(np.arange(shape.q_len) + shape.kv_len - shape.q_len + 1, 0, shape.kv_len)
+    return 2 * shape.batch * shape.heads * int(seen.sum()) * (shape.d + shape.d_v)
+
+
+def check_key(context: Context, case: LaunchCase) -> None:
+    """Of the case and of every case that differs from it in one field."""
+    for other in _neighbours(case):
+        try:
+            pairs = list(zip(case.launches(), other.launches(), strict=False))
+        except SimkitError:  # the schedule has no such choice
+            continue
+        for one, two in pairs:
+            if (one.name, one.key) != (two.name, two.key) or one.key is None:
+                continue
+            longest = max(one.kinds[0], key=lambda item: item.length)
+            item = Item(min(longest.length, 4), longest.kind)
+            if program_of(one.cta("CTA", (item,))) != program_of(two.cta("CTA", (item,))):
+                raise LawViolation(f"{one.name} of {case} and {other} differ, but not in their key")
+
+
+def _neighbours(case: LaunchCase) -> list[LaunchCase]:
+    changes: dict[str, Any] = {
+        "batch": case.batch + 1,
+        "heads": 2 * case.heads,
+        "group": 2 * case.group,
+        "queries": case.queries // 2 or 2,
+        "keys": case.keys + 100,
+        "d": 64 if case.d == 128 else 128,
+        "d_v": 64 if case.d > 64 else 256,
+        "causal": not case.causal,
+        "fp8": not case.fp8,
+        "tile_q": 128,
+        "tile_kv": 96,
+        "stages": case.stages + 1,
+        "overlap": not case.overlap,
+        "ping_pong": not case.ping_pong,
+        "specialised": not case.specialised,
+    }
+    return [replace(case, **{name: value}) for name, value in changes.items()]
 
 
 def check_permutation(context: Context, case: LaunchCase) -> None:
@@ -264,14 +324,14 @@ LAWS = [
         "an SM with a shipped schedule obeys the engine's laws; at a device's higher rate, nothing "
         "is later in the same order",
         check_simulation,
-        strategy=launch_cases(decoding=True, most_keys=1500),
+        strategy=launch_cases(every=True, most_keys=1500),
     ),
     _launch_law(
         "rates",
         "no rate of the device table makes a prediction slower when it is higher",
         check_rates,
         examples=100,
-        strategy=launch_cases(decoding=True, most_keys=1500),
+        strategy=launch_cases(every=True, most_keys=1500),
         corners=(
             *_LAUNCHES,
             # In an order of service of its own, two CTAs fall into another rhythm.
@@ -291,7 +351,7 @@ LAWS = [
         "sensitivities",
         "a tenth more of a resource gains nothing to a tenth",
         check_sensitivities,
-        strategy=launch_cases(decoding=True, most_keys=1500),
+        strategy=launch_cases(every=True, most_keys=1500),
     ),
     _launch_law(
         "placement",
@@ -302,9 +362,17 @@ LAWS = [
     ),
     _launch_law(
         "roofline",
-        "no resource of the whole GPU is busy for more than the launch takes",
+        "no resource of the whole GPU is busy for more than the launch takes; all products are "
+        "made, and all bytes that must move do",
         check_roofline,
-        strategy=launch_cases(decoding=True),
+        strategy=launch_cases(every=True),
+    ),
+    _launch_law(
+        "key",
+        "launches of the same key have the same programs, so that what one costs the other does",
+        check_key,
+        strategy=launch_cases(every=True, most_keys=1500),
+        corners=(*_LAUNCHES, LaunchCase(schedule="flash_attention", queries=100, keys=100)),
     ),
     _launch_law(
         "permutation",
@@ -325,7 +393,7 @@ LAWS = [
         "board_power",
         "the board stays within its power at the clock of a launch, which is none above nominal",
         check_board_power,
-        strategy=launch_cases(decoding=True),
+        strategy=launch_cases(every=True),
     ),
     _energy_law(
         "clock",

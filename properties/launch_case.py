@@ -11,6 +11,8 @@ from hypothesis.strategies import SearchStrategy
 
 from simkit.machine.gpus import Gpu
 from simkit.machine.gpus import gpu as find_gpu
+from simkit.schedules.flash_attention import FlashAttention
+from simkit.schedules.flash_attention_1 import FlashAttention1
 from simkit.schedules.flash_attention_2 import FlashAttention2
 from simkit.schedules.flash_attention_3 import FlashAttention3
 from simkit.schedules.flash_decoding import FlashDecoding
@@ -18,6 +20,9 @@ from simkit.schedules.grid import Launch
 from simkit.schedules.mla import KEYS
 from simkit.schedules.mla_decode import MlaDecode, MlaShape
 from simkit.schedules.mla_sparse_decode import MlaSparseDecode, MlaSparseShape
+from simkit.schedules.mla_sparse_prefill import MlaPrefillShape, MlaSparsePrefill
+from simkit.schedules.naive_attention import NaiveAttention
+from simkit.schedules.paged_decode import PagedDecode
 from simkit.schedules.shape import AttentionShape
 
 FORWARD: Mapping[str, tuple[str, ...]] = {
@@ -28,13 +33,23 @@ FORWARD: Mapping[str, tuple[str, ...]] = {
 
 GPUS: Mapping[str, tuple[str, ...]] = {
     **FORWARD,
+    "flash_attention": ("a100", "h100", "h200"),
+    "flash_attention_1": ("a100", "h100", "h200"),
     "flash_decoding": ("a100", "h100", "h200"),
+    "naive_attention": ("a100", "h100", "h200"),
+    "paged_decode": ("a100", "h100", "h200"),
     "mla_decode": ("h100", "h800", "h200"),
     "mla_sparse_decode": ("h100", "h800", "h200"),
+    "mla_sparse_prefill": ("h100", "h800", "h200"),
 }
 """GPUs of all."""
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
+FEW_DIMS: Mapping[str, tuple[int, ...]] = {
+    "flash_attention": (64, 128),
+    "paged_decode": (64, 128, 256),
+}
+"""Of schedules that have no others."""
 
 RATES = (
     "tensor_flop_per_clk",
@@ -53,8 +68,9 @@ RATES = (
 
 @dataclass(frozen=True)
 class LaunchCase:
-    """``queries`` at the end of ``keys``; decoding has one, FlashMLA's 128 heads. 0 and None: what
-    the published kernel takes. ``overlap``: of FlashMLA's, seesaw or crossover.
+    """``queries`` at the end of ``keys``; decoding has one, FlashMLA's 128 heads. ``heads``: of K
+    and V, each of which ``group`` query heads share. 0 and None: what the published kernel takes.
+    ``overlap``: of FlashMLA's, seesaw or crossover.
     """
 
     schedule: str = "flash_attention_3"
@@ -63,8 +79,11 @@ class LaunchCase:
     heads: int = 4
     queries: int = 1000
     keys: int = 1000
+    group: int = 1
     d: int = 128
+    d_v: int = 0
     causal: bool = False
+    fp8: bool = False
     tile_q: int = 0
     tile_kv: int = 0
     stages: int = 2
@@ -79,27 +98,18 @@ class LaunchCase:
 
     @property
     def shape(self) -> AttentionShape:
-        return AttentionShape(self.batch, self.heads, self.queries, self.keys, self.d, self.causal)
+        return AttentionShape(
+            self.batch, self.heads * self.group, self.queries, self.keys, self.d, self.causal,
+            kv_heads=self.heads, d_v=self.d_v, element=1 if self.fp8 else 2,
+        )  # fmt: skip
+
+    def launches(self, gpu: Gpu | None = None) -> tuple[Launch, ...]:
+        """On another device if one is given. Errors as of the schedule."""
+        return _SCHEDULES[self.schedule](self, gpu or self.device)
 
     def launch(self, gpu: Gpu | None = None) -> Launch:
-        """The first launch, on another device if one is given."""
-        gpu = gpu or self.device
-        if self.schedule in _DECODING:
-            return _DECODING[self.schedule](self, gpu)
-        tile_q, tile_kv = self.tile_q or None, self.tile_kv or None
-        if self.schedule == "flash_attention_2":
-            (launch,) = FlashAttention2(tile_q=tile_q, tile_kv=tile_kv).launches(gpu, self.shape)
-            return launch
-        kernel = FlashAttention3(
-            tile_q=tile_q,
-            tile_kv=tile_kv,
-            stages=self.stages,
-            overlap=self.overlap,
-            ping_pong=self.ping_pong,
-            specialised=self.specialised,
-        )
-        (launch,) = kernel.launches(gpu, self.shape)
-        return launch
+        """The first."""
+        return self.launches(gpu)[0]
 
     def faster_device(self) -> Gpu:
         """With one of RATES higher, by up to 4 times."""
@@ -109,42 +119,84 @@ class LaunchCase:
         return replace(self.device, **{name: getattr(self.device, name) * factor})
 
 
-def _flash_decoding(case: LaunchCase, gpu: Gpu) -> Launch:
-    heads = 8 * case.heads
-    shape = AttentionShape(case.batch, heads, 1, case.keys, case.d, kv_heads=case.heads)
-    return FlashDecoding().launches(gpu, shape)[0]
+def _flash_attention_2(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
+    kernel = FlashAttention2(tile_q=case.tile_q or None, tile_kv=case.tile_kv or None)
+    return kernel.launches(gpu, case.shape)
 
 
-def _mla_decode(case: LaunchCase, gpu: Gpu) -> Launch:
+def _flash_attention_3(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
+    kernel = FlashAttention3(
+        tile_q=case.tile_q or None,
+        tile_kv=case.tile_kv or None,
+        stages=case.stages,
+        overlap=case.overlap,
+        ping_pong=case.ping_pong,
+        specialised=case.specialised,
+    )
+    return kernel.launches(gpu, case.shape)
+
+
+def _flash_attention_1(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
+    return FlashAttention1().launches(gpu, replace(case.shape, causal=False))
+
+
+def _flash_decoding(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
+    shape = replace(case.shape, heads=8 * case.heads, q_len=1, causal=False)
+    return FlashDecoding().launches(gpu, shape)
+
+
+def _paged_decode(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
+    """Groups on CUDA cores or, if large, on tensor cores."""
+    heads = case.heads * (8 if case.overlap else case.group)
+    shape = replace(case.shape, heads=heads, q_len=1, causal=False)
+    return PagedDecode().launches(gpu, shape)
+
+
+def _mla_decode(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
     shape = MlaShape(batch=case.batch, kv_len=case.keys, q_len=1 + case.causal)
-    return MlaDecode(seesaw=case.overlap).launches(gpu, shape)[0]
+    return MlaDecode(seesaw=case.overlap).launches(gpu, shape)
 
 
-def _mla_sparse_decode(case: LaunchCase, gpu: Gpu) -> Launch:
+def _mla_sparse_decode(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
     topk = -(-case.keys // KEYS) * KEYS
     shape = MlaSparseShape(batch=case.batch, topk=topk, q_len=1 + case.causal)
-    return MlaSparseDecode(crossover=case.overlap).launches(gpu, shape)[0]
+    return MlaSparseDecode(crossover=case.overlap).launches(gpu, shape)
 
 
-_DECODING: Mapping[str, Callable[[LaunchCase, Gpu], Launch]] = {
+def _mla_sparse_prefill(case: LaunchCase, gpu: Gpu) -> tuple[Launch, ...]:
+    """Of as many keys again, and of a thousand times as many."""
+    topk = -(-case.keys // (2 * KEYS)) * 2 * KEYS
+    kv_len = topk * (2 if case.overlap else 1000)
+    shape = MlaPrefillShape(q_len=case.queries, topk=topk, kv_len=kv_len)
+    return MlaSparsePrefill().launches(gpu, shape)
+
+
+_SCHEDULES: Mapping[str, Callable[[LaunchCase, Gpu], tuple[Launch, ...]]] = {
+    "flash_attention": lambda case, gpu: FlashAttention().launches(gpu, case.shape),
+    "flash_attention_1": _flash_attention_1,
+    "flash_attention_2": _flash_attention_2,
+    "flash_attention_3": _flash_attention_3,
     "flash_decoding": _flash_decoding,
+    "naive_attention": lambda case, gpu: NaiveAttention().launches(gpu, case.shape),
+    "paged_decode": _paged_decode,
     "mla_decode": _mla_decode,
     "mla_sparse_decode": _mla_sparse_decode,
+    "mla_sparse_prefill": _mla_sparse_prefill,
 }
 
 
 def launch_cases(
-    *, decoding: bool = False, published: bool = False, least_keys: int = 1, most_keys: int = 3000
+    *, every: bool = False, published: bool = False, least_keys: int = 1, most_keys: int = 3000
 ) -> SearchStrategy[LaunchCase]:
-    """Problems of so many keys; ``decoding``: with schedules of decoding, too; ``published``: with
-    the published kernels' choices only.
+    """Problems of so many keys; ``every``: of all schedules, not of FORWARD's alone; ``published``:
+    with the published kernels' choices only.
     """
-    gpus = GPUS if decoding else FORWARD
+    gpus = GPUS if every else FORWARD
 
     def with_schedule(schedule: str) -> SearchStrategy[LaunchCase]:
         is_3 = schedule == "flash_attention_3"
         choices: dict[str, SearchStrategy[object]] = {}
-        if schedule in _DECODING:
+        if schedule not in FORWARD:
             choices["overlap"] = st.booleans()
         elif not published:
             choices["tile_q"] = st.sampled_from((0, 64, 128, 192) if is_3 else (0, 128))
@@ -164,7 +216,8 @@ def launch_cases(
             gpu=st.sampled_from(gpus[schedule]),
             batch=st.integers(1, 4),
             heads=st.sampled_from((1, 3, 8, 16)),
-            d=st.sampled_from(HEAD_DIMS),
+            group=st.just(1) if schedule == "flash_attention_1" else st.sampled_from((1, 1, 2)),
+            d=st.sampled_from(FEW_DIMS.get(schedule, HEAD_DIMS)),
             causal=st.booleans(),
             seed=st.integers(0, 2**16 - 1),
             **choices,
@@ -174,5 +227,7 @@ def launch_cases(
 
 
 def _fits(case: LaunchCase) -> bool:
-    launch, gpu = case.launch(), case.device
-    return launch.shared_bytes <= gpu.smem_per_block_optin and launch.threads <= 1024
+    return all(
+        launch.shared_bytes <= case.device.smem_per_block_optin and launch.threads <= 1024
+        for launch in case.launches()
+    )

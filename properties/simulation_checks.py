@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from properties.law import LawViolation
 from simkit.schedules.engine import (
     TICK,
+    Agent,
     Agents,
     Arrive,
+    Barrier,
     Delay,
     Issue,
     Run,
@@ -33,6 +36,29 @@ MODES = {Run: "run", Issue: "issue", Start: "start"}
 def steps_of(build: Agents) -> list[list[Step]]:
     """Every agent's steps: programs do not depend on time."""
     return [list(agent.program) for agent in build()]
+
+
+def program_of(agents: Sequence[Agent]) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    """Every agent's steps, with barriers by what they are and the order in which they appear."""
+    barriers: dict[int, tuple[int, int, float]] = {}
+    kept = []  # so that no two barriers have one id
+
+    def known(barrier: Barrier | None) -> tuple[int, int, float] | None:
+        if barrier is None:
+            return None
+        kept.append(barrier)
+        return barriers.setdefault(id(barrier), (len(barriers), barrier.count, barrier.latency))
+
+    def said(step: Step) -> tuple[Any, ...]:
+        if isinstance(step, Run | Issue | Start):
+            signal = None if isinstance(step, Run) else known(step.signal)
+            return type(step), step.work, signal
+        if isinstance(step, Delay):
+            return Delay, step.cycles
+        phase = step.phase if isinstance(step, Wait) else 0
+        return type(step), known(step.barrier), phase
+
+    return [(agent.name, [said(step) for step in agent.program]) for agent in agents]
 
 
 def check_work(found: Simulation) -> None:

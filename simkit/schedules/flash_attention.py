@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkit.algorithms.flash_attention import THREADS, Tile
+from simkit.algorithms.problem import KERNEL_HEAD_DIMS
+from simkit.errors import ShapeError
 from simkit.machine.gpus import Gpu
 from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Wait, Work
 from simkit.schedules.grid import Item, Launch
@@ -27,7 +29,12 @@ class FlashAttention:
     """Nothing is left to choose: the kernel has tiles of 64 by 64."""
 
     def launches(self, gpu: Gpu, shape: AttentionShape) -> tuple[Launch, ...]:
-        """The one launch."""
+        """The one launch. `ShapeError` for d_v other than d, and values of other than 2 bytes."""
+        shape.check_16_bits("this kernel")
+        if shape.d_v != shape.d:
+            raise ShapeError(f"this kernel has one head dimension, got {shape.d} and {shape.d_v}")
+        if shape.d not in KERNEL_HEAD_DIMS:
+            raise ShapeError(f"d must be one of {KERNEL_HEAD_DIMS}, got {shape.d}")
         tile = Tile()
         rows = range(0, shape.q_len, tile.q)
         items = [Item(*key_tiles(shape, row, tile.q, tile.kv)) for row in rows]
@@ -44,8 +51,8 @@ class FlashAttention:
                 shared_bytes=tile.shared_bytes(shape.d),
                 path="mma.sync",
                 flop=shape.flop,
-                hbm_bytes=shape.kv_bytes + 2 * shape.q_bytes,
-                key=(shape.d, shape.causal, missing),
+                hbm_bytes=shape.kv_bytes + shape.q_bytes + shape.o_bytes,
+                key=(min(tile.q, shape.q_len), shape.d, missing),
             ),
         )
 
@@ -57,9 +64,10 @@ class _Loop:
         self.softmax = Softmax(tile.q, tile.kv, shape.d_v, EXP2_OPS)
         self.qk = WarpProduct("QK", tile.q, tile.kv, shape.d, a_in_registers=True)
         self.pv = WarpProduct("PV", tile.q, shape.d_v, tile.kv, a_in_registers=True)
-        self.q = Copy("Q", tile.q * shape.d * 2, 1.0, latency)
+        there = min(tile.q, shape.q_len)  # rows beyond are neither loaded nor stored
+        self.q = Copy("Q", there * shape.d * 2, 1.0, latency)
         self.kv = Copy("K and V", 2 * tile.kv * shape.d * 2, missing, latency)
-        self.o_bytes = tile.q * shape.d_v * 2
+        self.o_bytes = there * shape.d_v * 2
 
     def agents(self, name: str, items: Sequence[Item]) -> list[Agent]:
         there = Barrier("Q there", self.q.boxes), Barrier("K and V there", self.kv.boxes)

@@ -2,7 +2,7 @@
 
 Source: Dao et al., FlashAttention, arXiv 2205.14135, algorithm 1 with its block sizes for M values
 of shared memory: Bc = ceil(M / 4d), Br = min(Bc, d). A CTA has a head. Bc is rounded down to what
-tensor cores take, 16, and Br up to 64, rows of four warps.
+tensor cores take, 16, and is no more than holds all keys; Br is rounded to 64, rows of four warps.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ class FlashAttention1:
         """Every choice made. `ShapeError` for a causal mask or several heads to a K/V head, which
         the algorithm does not have, and blocks that are no multiples of 16.
         """
+        shape.check_16_bits("FlashAttention-1")
         if shape.causal or shape.group > 1 or shape.d_v != shape.d:
             raise ShapeError("FlashAttention-1 has no causal mask, no groups, and d_v is d")
         values = gpu.smem_per_block_optin // shape.element
         columns = -(-values // (4 * shape.d))
         rows = self.tile_q or max(64, min(columns, shape.d) // 64 * 64)
-        keys = self.tile_kv or max(16, min(columns, shape.kv_len) // 16 * 16)
+        keys = self.tile_kv or min(max(16, columns // 16 * 16), -(-shape.kv_len // 16) * 16)
         if rows % 64 or keys % 16 or min(rows, keys) < 16:
             raise ShapeError(f"blocks are multiples of 64 rows and 16 keys, got {rows} x {keys}")
         return Chosen(rows, keys)
@@ -78,7 +79,7 @@ class FlashAttention1:
                 shared_bytes=(own.tile_kv + own.tile_q) * 2 * shape.d * shape.element,
                 path="mma.sync",
                 flop=shape.flop,
-                hbm_bytes=shape.kv_bytes + heads * blocks * rows_bytes,
+                hbm_bytes=shape.kv_bytes + heads * blocks * rows_bytes * loop.missing,
                 key=(own, shape, loop.missing),
             ),
         )

@@ -15,9 +15,11 @@ from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Step
 from simkit.schedules.grid import Item, Launch
 from simkit.schedules.shape import AttentionShape
 from simkit.schedules.steps import Copy, Softmax, WarpProduct, named_barrier
-from simkit.schedules.tiles import key_tiles, missing_part
+from simkit.schedules.tiles import kernel_dim, key_tiles, missing_part
 
 _MOST_REGISTERS = 255
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+"""Of the kernels; another head dimension takes the next one, with zeros."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class FlashAttention2:
     warps: int | None = None
 
     def chosen(self, gpu: Gpu, shape: AttentionShape) -> Chosen:
-        """Every choice made. `ShapeError` for tiles that the kernel does not have."""
-        rows, keys, warps = _tile(gpu, shape.d)
+        """Every choice made. `ShapeError` for tiles and head dimensions that the kernel lacks."""
+        rows, keys, warps = _tile(gpu, kernel_dim(max(shape.d, shape.d_v), HEAD_DIMS))
         own = Chosen(self.tile_q or rows, self.tile_kv or keys, self.warps or warps)
         if own.warps not in (4, 8):
             raise ShapeError(f"warps must be 4 or 8, got {own.warps}")
@@ -54,12 +56,14 @@ class FlashAttention2:
 
     def launches(self, gpu: Gpu, shape: AttentionShape) -> tuple[Launch, ...]:
         """The one launch. Errors as of `chosen`."""
+        shape.check_16_bits("FlashAttention-2")
         own = self.chosen(gpu, shape)
         tiles = range(0, shape.q_len, own.tile_q)
         items = [Item(*key_tiles(shape, row, own.tile_q, own.tile_kv)) for row in tiles]
         items = items * (shape.batch * shape.heads)
         missing = missing_part(gpu, shape, [item.length for item in items], own.tile_kv)
-        loop = _Loop(own, shape, missing, gpu.hbm_latency if missing == 1 else gpu.l2_latency)
+        latency = gpu.hbm_latency if missing == 1 else gpu.l2_latency
+        loop = _Loop(own, shape, missing, latency)
         return (
             Launch(
                 name="flash_attention_2",
@@ -67,10 +71,10 @@ class FlashAttention2:
                 cta=loop.agents,
                 threads=32 * own.warps,
                 registers=_MOST_REGISTERS,
-                shared_bytes=(own.tile_q * shape.d + own.tile_kv * (shape.d + shape.d_v)) * 2,
+                shared_bytes=loop.shared_bytes,
                 path="mma.sync",
                 flop=shape.flop,
-                hbm_bytes=shape.kv_bytes + 2 * shape.q_bytes,
+                hbm_bytes=shape.kv_bytes + shape.q_bytes + shape.o_bytes,
                 key=(own, min(own.tile_q, shape.q_len), shape.d, shape.d_v, missing),
             ),
         )
@@ -96,9 +100,11 @@ class _Loop:
         self.warps = own.warps
         self.groups = own.warps // 4
         rows, keys = own.tile_q // self.groups, own.tile_kv
-        self.softmax = Softmax(rows, keys, shape.d_v)
-        self.qk = WarpProduct("QK", rows, keys, shape.d)
-        self.pv = WarpProduct("PV", rows, shape.d_v, keys, a_in_registers=True)
+        d = kernel_dim(max(shape.d, shape.d_v), HEAD_DIMS)
+        self.shared_bytes = (own.tile_q + 2 * keys) * d * 2
+        self.softmax = Softmax(rows, keys, d)
+        self.qk = WarpProduct("QK", rows, keys, d)
+        self.pv = WarpProduct("PV", rows, d, keys, a_in_registers=True)
         share = self.groups
         there = min(own.tile_q, shape.q_len)  # rows beyond are neither loaded nor stored
         self.q = Copy("Q", there * shape.d * 2 / share, 1.0, latency)

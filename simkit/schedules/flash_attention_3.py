@@ -25,9 +25,13 @@ from simkit.schedules.steps import (
     mbarrier,
     named_barrier,
 )
-from simkit.schedules.tiles import key_tiles, missing_part
+from simkit.schedules.tiles import kernel_dim, key_tiles, missing_part
 
 _FP8_KEYS = {64: 160, 96: 128, 128: 224, 192: 160, 256: 128}
+_V_DIMS = {64: (64, 256), 96: (96,), 128: (128,), 192: (128, 192), 256: (256,)}
+"""Head dimensions of V by those of K that kernels have; others take the next, with zeros. V of 512
+beside K of 64 has two warpgroups for one tile of rows, which is not modelled.
+"""
 _ROWS = 64  # of a warpgroup
 _WARPS = 4  # of a warpgroup
 
@@ -58,16 +62,19 @@ class FlashAttention3:
     tile_q: int | None = None
     tile_kv: int | None = None
     stages: int = 2
-    overlap: bool = True
+    overlap: bool | None = None
     ping_pong: bool | None = None
     specialised: bool = True
     cluster: int | None = None
 
     def chosen(self, shape: AttentionShape) -> Chosen:
-        """Every choice made. `ShapeError` for tiles that the kernel does not have."""
-        rows, keys = fa3_tile(shape.d, d_v=shape.d_v, causal=shape.causal)
+        """Every choice made. `ShapeError` for tiles and head dimensions that the kernel lacks."""
+        if shape.element not in (1, 2):
+            raise ShapeError(f"values have 1 or 2 bytes, got {shape.element}")
+        d, d_v = _dims(shape)
+        rows, keys = fa3_tile(d, d_v=d_v, causal=shape.causal)
         if shape.element == 1:
-            rows, keys = 192 if shape.d <= 96 else 128, self._fp8_keys(shape.d)
+            rows, keys = 192 if d <= 96 else 128, _FP8_KEYS[d]
         tile_q, tile_kv = self.tile_q or rows, self.tile_kv or keys
         if tile_q % _ROWS or not 1 <= tile_q // _ROWS <= 3:
             raise ShapeError(f"tile_q must be 64, 128 or 192, got {tile_q}")
@@ -76,26 +83,26 @@ class FlashAttention3:
         if not 1 <= self.stages <= 8:
             raise ShapeError(f"stages must be 1 to 8, got {self.stages}")
         groups = tile_q // _ROWS
-        wide = shape.d >= 128 if shape.element == 1 else shape.d <= 128
-        turns = groups == 2 or (groups > 1 and wide)
-        pairs = shape.element == 2 and shape.d >= 128 and not shape.causal
-        even = -(-shape.q_len // tile_q) % 2 == 0
+        overlap = (d > 64 or d_v == 64) if self.overlap is None else self.overlap
+        # With overlap, warpgroups of long products need no turns.
+        gains = d >= 128 if shape.element == 1 else d <= 128
+        turns = groups >= 2 and gains if overlap else groups == 2
+        pairs = d == 192 if shape.element == 1 else d >= 128
+        can_share = not shape.causal and -(-shape.q_len // tile_q) % 2 == 0
+        if self.cluster not in (None, 1, 2) or (self.cluster == 2 and not can_share):
+            raise ShapeError(
+                f"cluster must be 1, or 2 for an even number of tiles without a mask, got "
+                f"{self.cluster} for {shape.q_len} queries in tiles of {tile_q}"
+            )
         return Chosen(
             tile_q=tile_q,
             tile_kv=tile_kv,
             stages=self.stages,
-            overlap=self.overlap,
+            overlap=overlap,
             ping_pong=turns if self.ping_pong is None else self.ping_pong,
             specialised=self.specialised,
-            cluster=(2 if pairs and even else 1) if self.cluster is None else self.cluster,
+            cluster=self.cluster or (2 if pairs and can_share else 1),
         )
-
-    @staticmethod
-    def _fp8_keys(d: int) -> int:
-        for most, keys in _FP8_KEYS.items():
-            if d <= most:
-                return keys
-        raise ShapeError(f"d must be {max(_FP8_KEYS)} at most in fp8, got {d}")
 
     def launches(self, gpu: Gpu, shape: AttentionShape) -> tuple[Launch, ...]:
         """The one launch. Errors as of `chosen`."""
@@ -108,7 +115,8 @@ class FlashAttention3:
             items = [item for item in items for _ in range(heads)]
         else:
             items = items * heads
-        missing = missing_part(gpu, shape, [item.length for item in items], own.tile_kv)
+        lengths = [item.length for item in items]
+        missing = missing_part(gpu, shape, lengths, own.tile_kv, shared_by=own.cluster)
         loop = _Loop(gpu, own, shape, missing)
         threads = 128 * (own.tile_q // _ROWS + 1)
         return (
@@ -124,10 +132,19 @@ class FlashAttention3:
                 persistent=shape.element == 2,  # as published: the fp8 kernel is not
                 cluster=own.cluster,
                 flop=shape.flop,
-                hbm_bytes=shape.kv_bytes + shape.q_bytes + shape.q_bytes // shape.element * 2,
-                key=(own, shape.d, shape.d_v, shape.causal, shape.element, missing),
+                hbm_bytes=shape.kv_bytes + shape.q_bytes + shape.o_bytes,
+                key=(
+                    own, min(own.tile_q, shape.q_len), shape.d, shape.d_v, shape.causal,
+                    shape.element, missing,
+                ),
             ),
-        )
+        )  # fmt: skip
+
+
+def _dims(shape: AttentionShape) -> tuple[int, int]:
+    """Head dimensions of the kernel for K and V."""
+    d = kernel_dim(shape.d, tuple(_V_DIMS))
+    return d, kernel_dim(shape.d_v, _V_DIMS[d])
 
 
 class _Loop:
@@ -137,30 +154,32 @@ class _Loop:
         self.own = own
         self.groups = own.tile_q // _ROWS
         e, keys = shape.element, own.tile_kv
-        self.softmax = Softmax(_ROWS, keys, shape.d_v)
+        d, d_v = _dims(shape)
+        self.softmax = Softmax(_ROWS, keys, d_v)
         # P goes through shared memory where registers are short.
-        self.p_bytes = 0 if shape.d > 64 or shape.causal or e == 1 else _ROWS * keys * e
-        self.qk = Product("QK", _ROWS, keys, shape.d, e)
-        self.pv = Product("PV", _ROWS, shape.d_v, keys, e, a_in_smem=self.p_bytes > 0)
+        short = d == 96 or (d == d_v == 64 and not shape.causal)
+        self.p_bytes = _ROWS * keys * e if short and e == 2 else 0
+        self.qk = Product("QK", _ROWS, keys, d, e)
+        self.pv = Product("PV", _ROWS, d_v, keys, e, a_in_smem=self.p_bytes > 0)
+        self.shared_bytes = (
+            own.tile_q * max(d * e, d_v * 2)
+            + own.stages * keys * (d + d_v) * e
+            + self.groups * self.p_bytes
+        )
         latency = TMA_LATENCY.value + (gpu.hbm_latency if missing == 1 else gpu.l2_latency)
-        self.q = Copy("Q", own.tile_q * shape.d * e, 1.0, TMA_LATENCY.value + gpu.hbm_latency)
+        there = min(own.tile_q, shape.q_len)  # rows and columns beyond are zeros without a copy
+        self.q = Copy("Q", there * shape.d * e, 1.0, TMA_LATENCY.value + gpu.hbm_latency)
         self.k = Copy("K", keys * shape.d * e, missing, latency, own.cluster)
         self.v = Copy("V", keys * shape.d_v * e, missing, latency, own.cluster)
-        self.o_bytes = _ROWS * shape.d_v * 2
+        self.o_bytes = there * shape.d_v * 2 / self.groups
         # wgmma takes fp8 operands along k alone: the producer's warps turn V in shared memory, by
         # ldmatrix, one byte permutation for four bytes, and stmatrix (section 3.3 of the paper).
         self.transposes = e == 1
         self.transpose = lanes(
-            "transpose V", "convert", smem=2 * self.v.count, alu=self.v.count / 4,
+            "transpose V", "convert", smem=2 * keys * d_v, alu=keys * d_v / 4,
             latency=SMEM_LATENCY.value,
         )  # fmt: skip
-        self.rescales_early = shape.d > 128  # beside QK instead of after softmax
-
-    @property
-    def shared_bytes(self) -> int:
-        own_tile = max(int(self.q.count), self.groups * self.o_bytes)
-        copies = self.own.stages * int(self.k.count + self.v.count)
-        return own_tile + copies + self.groups * self.p_bytes
+        self.rescales_early = d > 128 and e == 2  # beside QK instead of after softmax
 
     def agents(self, name: str, items: Sequence[Item]) -> list[Agent]:
         cta = _Cta(self)

@@ -80,6 +80,7 @@ class FlashDecoding:
 
     def _rows(self, shape: AttentionShape) -> AttentionShape:
         """The problem as the kernel sees it: the heads of a group as queries."""
+        shape.check_16_bits("Flash-Decoding")
         if shape.q_len != 1:
             raise ShapeError(f"decoding has one query, got q_len {shape.q_len}")
         if not self.packed:

@@ -40,7 +40,7 @@ REFERENCE = H100
 # Of what bounds a launch: parts of the time of all CTAs, of a resource, and of a rate's gain.
 FEW, NEARLY_ALWAYS, MATTERS = 0.6, 0.85, 0.3
 
-MOST_ROUNDS = 4  # of finding the clock
+MOST_ROUNDS = 16  # of finding the clock; where HBM binds, each leaves a third of the way
 CLOCK_STEP = 1e-3  # relative; below it, nothing is simulated again
 
 
@@ -81,12 +81,24 @@ class Launch:
     key: Any = None
     """Launches of the same key have the same CTAs, so that their simulations are shared."""
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[Item, ...], NDArray[np.int64]]:
+        """The different items, by kind and length, and which of them each item is."""
+        # There may be millions, of which most are the same object.
+        identities = np.fromiter(map(id, self.items), np.int64, len(self.items))
+        _, first, which = np.unique(identities, return_index=True, return_inverse=True)
+        objects = [self.items[number] for number in first.tolist()]
+        different = sorted(set(objects), key=lambda item: (str(item.kind), item.length))
+        number = {item: n for n, item in enumerate(different)}
+        return tuple(different), np.array([number[item] for item in objects], np.int64)[which]
+
 
 @dataclass(frozen=True)
 class GridRun:
     """A launch on a GPU. ``cycles``: of the grid, at ``clock_hz``. ``busy``: of each resource,
     cycles over all SMs. ``rates``: units a cycle and SM. ``placement``: who did which item when, in
-    cycles. ``power_w``: of the board, None where no energies are known. ``one_sm``: agents of one.
+    cycles. ``power_w``: of the board, None where no energies are known. ``part``: of the SMs that
+    share HBM. ``one_sm``: agents of one.
     """
 
     launch: Launch
@@ -98,6 +110,7 @@ class GridRun:
     placement: Placement
     occupancy: Occupancy
     power_w: float | None
+    part: float
     one_sm: Agents = field(repr=False)
 
     @cached_property
@@ -107,7 +120,8 @@ class GridRun:
 
     def simulation(self, agents: Agents) -> Simulation:
         """Agents at the rates of this run, in the order of service that predictions keep."""
-        return simulate(self.rates, agents, activations=order_of(agents, self.launch.path))
+        order = order_of(agents, self.launch.path, self.part)
+        return simulate(self.rates, agents, activations=order)
 
     @property
     def seconds(self) -> float:
@@ -121,9 +135,15 @@ class GridRun:
         return self.clock_hz < self.gpu.tensor_clock_hz and (self.power_w or 0.0) >= limit
 
     def utilisation(self, resource: str) -> float:
-        """Of all SMs of the GPU over the whole time, 0 to 1; of L2 as a whole."""
+        """Of all SMs of the GPU over the whole time, 0 to 1; of L2 and HBM as a whole, of which
+        few SMs have large shares.
+        """
         if not self.cycles:
             return 0.0
+        if resource == "hbm":
+            moved = self.busy.get("hbm", 0.0) * self.rates["hbm"]
+            rate = self.gpu.hbm_bytes_per_s * self.gpu.hbm_read_fraction
+            return moved / (rate * self.seconds)
         if resource == "l2":
             return self.l2_bytes / (self.gpu.l2_bytes_per_clk * self.cycles)
         return self.busy.get(resource, 0.0) / (self.cycles * self.gpu.sm_count)
@@ -212,13 +232,15 @@ def _energy(run: GridRun) -> Energy:
     return Energy(units["tensor"], 32 * units["issue"], units["hbm"], run.launch.path)
 
 
-def order_of(agents: Agents, path: TensorPath) -> Sequence[int]:
-    """The order of service on the reference GPU, which all predictions keep.
+def order_of(agents: Agents, path: TensorPath, part: float) -> Sequence[int]:
+    """The order of service on the reference GPU, which all predictions keep. ``part``: of its SMs
+    that share HBM: few have larger shares, with which other things come first.
 
     What comes first is served first there. With an order of their own, rates a little apart could
     make two CTAs fall into another rhythm, and a faster GPU be slower (Graham's anomalies).
     """
-    return simulate(sm_rates(REFERENCE, REFERENCE.tensor_clock_hz, path), agents).activations
+    rates = sm_rates(REFERENCE, REFERENCE.tensor_clock_hz, path, part * REFERENCE.sm_count)
+    return simulate(rates, agents).activations
 
 
 _MEASURED: dict[Any, _Cost] = {}
@@ -245,33 +267,34 @@ class _Grid:
         self.residents = -(-self.used // gpu.sm_count)
         # Where SMs have unequal numbers of CTAs, L2 and HBM serve CTAs alike, not SMs.
         active = self.used / self.residents
+        self.part = active / gpu.sm_count
         self.rates = sm_rates(gpu, clock, launch.path, active)
-        self.longest = _longest_simulated(launch.items, most_tiles)
+        self.longest = _longest_simulated(launch.kinds[0], most_tiles)
 
     def run(self) -> GridRun:
         launch = self.launch
-        kinds = sorted(set(launch.items), key=lambda item: (str(item.kind), item.length))
+        kinds, which = launch.kinds
         first = {item: self._cost((item,)) for item in kinds}
         more = {item: self._more(item) for item in kinds} if launch.persistent else first
-        costs = np.array([ceil(more[item].cycles) for item in launch.items], np.int64)
+        costs = np.array([ceil(more[item].cycles) for item in kinds], np.int64)[which]
         last = len(launch.items) % self.ctas if len(launch.items) > self.ctas else 0
         if last and len(kinds) == 1 and not launch.persistent and launch.workers is None:
             # The last wave has fewer CTAs, so that each has more of its SM and of HBM.
             wave = _Grid(self.gpu, launch, self.fits, self.clock, self.most_tiles, last)
             costs[-last:] = ceil(wave._cost((kinds[0],)).cycles)
-        if launch.workers is None:
-            placement = list_schedule(costs, self.ctas)
-        else:
+        if launch.workers is not None:
             placement = in_order(np.asarray(launch.workers, np.int64), costs, self.ctas)
-        longest = max(launch.items, key=lambda item: item.length)
-        # What the first item of a CTA takes beyond one in the middle: filling and draining.
-        edge = max(0.0, first[longest].cycles - more[longest].cycles)
+        elif len(kinds) == 1:  # whoever is free first is next in turn
+            placement = in_order(np.arange(len(costs)) % self.ctas, costs, self.ctas)
+        else:
+            placement = list_schedule(costs, self.ctas)
+        longest = max(kinds, key=lambda item: item.length)
+        # What the first item of a CTA takes beyond one in the middle: filling and draining. Beyond
+        # what it costs as one of those, in whole cycles, so that a lone item takes what it does.
+        edge = max(0.0, first[longest].cycles - ceil(more[longest].cycles))
         cycles = placement.makespan + edge
         busy: dict[str, float] = {}
-        counts: dict[Item, int] = {}
-        for item in launch.items:
-            counts[item] = counts.get(item, 0) + 1
-        for item, count in counts.items():
+        for item, count in zip(kinds, np.bincount(which).tolist(), strict=True):
             for name, amount in more[item].busy.items():
                 busy[name] = busy.get(name, 0.0) + count * amount
         # Every SM has its own port to L2, but L2 serves them all.
@@ -280,7 +303,7 @@ class _Grid:
             launch=launch, gpu=self.gpu, clock_hz=self.clock, cycles=max(cycles, l2_cycles),
             busy=busy,
             rates=self.rates, placement=placement, occupancy=self.fits, power_w=None,
-            one_sm=self._agents((_shortened(longest),)),
+            part=self.part, one_sm=self._agents((_shortened(longest),)),
         )  # fmt: skip
         return _at_clock(run, self.clock)
 
@@ -303,14 +326,14 @@ class _Grid:
     def _measured(self, items: tuple[Item, ...]) -> _Cost:
         launch = self.launch
         rates = tuple(self.rates.values())
-        key = (launch.name, launch.key, self.gpu, items, self.residents, rates)
+        key = (launch.name, launch.key, self.gpu, items, self.residents, self.part, rates)
         if launch.key is not None and key in _MEASURED:
             return _MEASURED[key]
         agents = self._agents(items)
-        order_key = (launch.name, launch.key, self.gpu, items, self.residents)
+        order_key = (launch.name, launch.key, self.gpu, items, self.residents, self.part)
         order = _ORDERS.get(order_key) if launch.key is not None else None
         if order is None:
-            order = order_of(agents, launch.path)
+            order = order_of(agents, launch.path, self.part)
             if launch.key is not None:
                 _ORDERS[order_key] = order
         found = simulate(self.rates, agents, activations=order)
@@ -343,9 +366,9 @@ class _Cost:
         return self.plus(other, -1.0)
 
 
-def _longest_simulated(items: Sequence[Item], most_tiles: int) -> int:
+def _longest_simulated(kinds: Sequence[Item], most_tiles: int) -> int:
     """Tiles up to which items are simulated as they are."""
-    lengths = [item.length for item in set(items)]
+    lengths = [item.length for item in kinds]
     return max(lengths) if sum(lengths) <= most_tiles else LONGEST
 
 

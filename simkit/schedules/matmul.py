@@ -72,8 +72,11 @@ class Matmul:
         *,
         hbm: Operands,
         hbm_bytes: float,
+        is_halved: bool = False,
     ) -> Launch:
-        """``count`` products [m, k] by [k, n] of 16-bit values. ``hbm_bytes``: that must move."""
+        """``count`` products [m, k] by [k, n] of 16-bit values. ``hbm_bytes``: that must move.
+        ``is_halved``: whether half of the FLOP count, as figures do under a causal mask.
+        """
         tiles = count * -(-m // self.tile_m) * -(-n // self.tile_n)
         uses_wgmma = gpu.capability >= (9, 0)
         loop = _Loop(self, gpu, min(n, self.tile_n), hbm, uses_wgmma)
@@ -85,7 +88,7 @@ class Matmul:
             registers=min(_REGISTERS, gpu.registers_per_sm // (128 * (loop.groups + 1)) // 8 * 8),
             shared_bytes=self.shared_bytes,
             path="wgmma" if uses_wgmma else "mma.sync",
-            flop=2.0 * count * m * n * k,
+            flop=(1.0 if is_halved else 2.0) * count * m * n * k,
             hbm_bytes=hbm_bytes,
             key=(self, min(n, self.tile_n), hbm, uses_wgmma),
         )

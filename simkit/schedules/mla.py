@@ -89,17 +89,18 @@ def to_staging(is_split: bool) -> tuple[Step, ...]:
     )
 
 
-def store(is_split: bool, columns: int = D_V) -> Iterator[Step]:
+def store(is_split: bool, columns: int = D_V, rows: int = ROWS) -> Iterator[Step]:
     """O from shared memory by bulk copies; goes on when they have read it."""
-    size = ROWS * columns * (F32_BYTES if is_split else ELEMENT)
+    size = rows * columns * (F32_BYTES if is_split else ELEMENT)
     yield Run(Work("O", "store", (("l2", size), ("smem", size))))
     if not is_split:  # states of splits stay in L2 until they are combined
         yield Start(Work("O", "store", (("hbm", size),)))
 
 
-def load_q(gpu: Gpu, full: Barrier, latency: float) -> Step:
-    """Q by one bulk copy."""
-    amounts = (("l2", Q_BYTES), ("hbm", Q_BYTES), ("smem", Q_BYTES))
+def load_q(gpu: Gpu, full: Barrier, latency: float, rows: int = ROWS) -> Step:
+    """Q by one bulk copy, of the ``rows`` that there are."""
+    size = rows * D_QK * ELEMENT
+    amounts = (("l2", size), ("hbm", size), ("smem", size))
     return Start(Work("Q", "load", amounts, latency + gpu.hbm_latency), full)
 
 

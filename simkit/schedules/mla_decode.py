@@ -116,7 +116,8 @@ class MlaDecode:
             splits = mla.split_counts(schedule.num_splits.tolist())
         dealt = mla.deal(found, tiles, gpu.sm_count)
         # The CTAs of a part read the same blocks at about the same time.
-        cta = _Seesaw(gpu, 1 / tiles) if self.seesaw else _OneForBoth(gpu, 1 / tiles)
+        rows = min(ROWS, shape.rows)
+        cta = (_Seesaw if self.seesaw else _OneForBoth)(gpu, 1 / tiles, rows)
         kernel = Launch(
             name="mla_decode",
             items=dealt.items,
@@ -128,17 +129,21 @@ class MlaDecode:
             workers=None if self.naive else dealt.workers,
             flop=shape.flop,
             hbm_bytes=shape.hbm_bytes,
-            key=(self.seesaw, tiles),
+            key=(self.seesaw, tiles, rows),
         )
         combine = MlaCombine(dependent=self.dependent)
         return (kernel, *combine.launches(gpu, splits, heads=shape.heads, q_len=shape.q_len))
 
 
 class _Products:
-    """Products of a block, and copies of its tiles; ``missing``: part of K that L2 lacks."""
+    """Products of a block, and copies of its tiles; ``missing``: part of K that L2 lacks; ``rows``:
+    that there are of the tile.
+    """
 
-    def __init__(self, gpu: Gpu, missing: float) -> None:
-        self.gpu, self.missing = gpu, missing
+    shared_bytes: int
+
+    def __init__(self, gpu: Gpu, missing: float, rows: int) -> None:
+        self.gpu, self.missing, self.rows = gpu, missing, rows
         self.softmax = mla.softmax()
         self.qk_tile = Product("QK", ROWS, KEYS, TILE)
         self.qk_tile_rq = Product("QK", ROWS, KEYS, TILE, a_in_smem=False)
@@ -228,7 +233,7 @@ class _Pair:
     def left(self, items: Sequence[Item]) -> Program:
         cta = self.cta
         yield cta.metadata()
-        yield mla.load_q(cta.gpu, self.q_full, TMA_LATENCY.value)
+        yield mla.load_q(cta.gpu, self.q_full, TMA_LATENCY.value, cta.rows)
         turn = 0
         for number, item in enumerate(items):
             yield cta.lookup()
@@ -248,10 +253,10 @@ class _Pair:
             yield from mla.sums("l")
             yield from self.meet(0)
             if number + 1 < len(items):
-                yield mla.load_q(cta.gpu, self.q_full, TMA_LATENCY.value)
+                yield mla.load_q(cta.gpu, self.q_full, TMA_LATENCY.value, cta.rows)
             yield from mla.to_staging(item.kind.is_split)
             yield from self.meet(0)
-            yield from mla.store(item.kind.is_split)
+            yield from mla.store(item.kind.is_split, rows=cta.rows)
             yield from self.meet(0)
 
     def _left_pair(self, remaining: int, turn: int) -> Iterator[Step]:
@@ -366,7 +371,8 @@ class _Both:
     def __init__(self, cta: _OneForBoth) -> None:
         self.cta = cta
         self.asked = Barrier("copy asked")
-        self.q_there = Barrier("Q there", TILES)
+        self.q = Copy("Q", cta.rows * mla.D_QK * mla.ELEMENT, 1.0, cta.gpu.hbm_latency)
+        self.q_there = Barrier("Q there", self.q.boxes)
         self.k_there = Barrier("K there", TILES)
         self.met = named_barrier("sync", mla.WARPS, 2)
         self.s_ready = named_barrier("S ready", mla.WARPS)
@@ -380,13 +386,12 @@ class _Both:
 
     def copies(self, items: Sequence[Item]) -> Program:
         cta, asked = self.cta, 0
-        q = Copy("Q", mla.Q_BYTES, 1.0, cta.gpu.hbm_latency)
         k = Copy("K", mla.Q_BYTES, cta.missing, cta.gpu.hbm_latency)
         for item in items:
-            for copy in (q, *[k] * item.length):
+            for copy in (self.q, *[k] * item.length):
                 yield Wait(self.asked, asked)
                 asked += 1
-                yield from copy.steps(self.q_there if copy is q else self.k_there)
+                yield from copy.steps(self.q_there if copy is self.q else self.k_there)
 
     def copy(self) -> Iterator[Step]:
         """The next by cp.async of 16 bytes a lane; goes on when all are issued."""
@@ -424,7 +429,7 @@ class _Both:
 
     def _store(self, is_split: bool) -> Iterator[Step]:
         """By the lanes of one warpgroup, through registers: nobody waits for the writes."""
-        size = ROWS * mla.D_V * (F32_BYTES if is_split else mla.ELEMENT)
+        size = self.cta.rows * mla.D_V * (F32_BYTES if is_split else mla.ELEMENT)
         yield from in_pieces(lanes("O", "store", smem=size, latency=SMEM_LATENCY.value))
         yield Run(Work("O", "store", (("issue", size / 16 / WARP),)))
         yield Start(global_store("O", size, 0.0 if is_split else 1.0))

@@ -66,9 +66,14 @@ class MlaPrefillShape:
         return self.kv_len * mla.D_QK * ELEMENT
 
     @property
+    def read_bytes(self) -> int:
+        """Of K, once: all of it, or what the queries attend if that is less."""
+        return min(self.kv_len, self.q_len * self.topk) * mla.D_QK * ELEMENT
+
+    @property
     def hbm_bytes(self) -> int:
-        """K once, Q and O."""
-        return self.kv_bytes + mla.qo_bytes(self.q_len * self.heads)
+        """What is read of K once, Q and O."""
+        return self.read_bytes + mla.qo_bytes(self.q_len * self.heads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,7 @@ def missing_part(gpu: Gpu, shape: MlaPrefillShape) -> float:
     halves = shape.heads // ROWS
     gathered = shape.q_len * halves * shape.topk * mla.D_QK * ELEMENT
     absent = max(0.0, 1 - gpu.l2_bytes / shape.kv_bytes) / halves
-    return max(absent, min(1.0, shape.kv_bytes / gathered))
+    return max(absent, min(1.0, shape.read_bytes / gathered))
 
 
 class _Cta:

@@ -29,11 +29,11 @@ class NaiveAttention:
 
     def launches(self, gpu: Gpu, shape: AttentionShape) -> tuple[Launch, ...]:
         """The three kernels. `CapacityError` later, for a row that shared memory does not hold."""
+        shape.check_16_bits("naive attention")
         s = score_bytes(shape)
         # What was written last is still in L2 if it fits.
         part = 1.0 if s > gpu.l2_bytes else 0.0
         heads = shape.batch * shape.heads
-        o_bytes = shape.batch * shape.heads * shape.q_len * shape.d_v * shape.element
         k_bytes = shape.kv_bytes * shape.d // (shape.d + shape.d_v)
         tiles_n, tiles_m = -(-shape.kv_len // self.qk.tile_n), -(-shape.q_len // self.qk.tile_m)
         repeats = -(-shape.q_len // self.pv.tile_m) * shape.group
@@ -41,13 +41,14 @@ class NaiveAttention:
             self.qk.launch(
                 gpu, "scores", heads, shape.q_len, shape.kv_len, shape.d,
                 hbm=Operands(a=1 / tiles_n, b=1 / (tiles_m * shape.group), c=part),
-                hbm_bytes=shape.q_bytes + k_bytes + s,
+                hbm_bytes=shape.q_bytes + k_bytes + part * s, is_halved=shape.causal,
             ),
             self._softmax(gpu, shape, part),
             self.pv.launch(
                 gpu, "output", heads, shape.q_len, shape.d_v, shape.kv_len,
                 hbm=Operands(a=part / -(-shape.d_v // self.pv.tile_n), b=1 / repeats, c=1.0),
-                hbm_bytes=s + shape.kv_bytes - k_bytes + o_bytes,
+                hbm_bytes=part * s + shape.kv_bytes - k_bytes + shape.o_bytes,
+                is_halved=shape.causal,
             ),
         )  # fmt: skip
 
@@ -65,7 +66,7 @@ class NaiveAttention:
             registers=64,
             shared_bytes=rows * row_bytes,
             path="mma.sync",
-            hbm_bytes=2 * score_bytes(shape),
+            hbm_bytes=2 * part * score_bytes(shape),
             key=("softmax", rows, shape.kv_len, shape.element, part),
         )
 

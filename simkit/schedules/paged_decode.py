@@ -40,6 +40,7 @@ from simkit.schedules.steps import (
 _INDEX_BYTES = 4
 _ROWS = 16  # of a tile on tensor cores
 _KEYS = {64: 256, 128: 128, 256: 64}  # of it, by head dimension, 16-bit values
+_CORE_DIMS = (64, 128, 256, 512)  # head dimensions of the kernel on CUDA cores
 _STAGES = 2
 _REGISTERS = 64
 """Of a thread of the CUDA-core kernel, where the compiler decides: eight values each of a query,
@@ -63,8 +64,11 @@ class PagedDecode:
 
     def plan(self, gpu: Gpu, shape: AttentionShape, kv_lens: Sequence[int] = ()) -> Plan:
         """Who does what. ``kv_lens``: keys of each request, by default ``shape.kv_len`` of all.
-        `ShapeError` for several queries, a group over 16 heads or another number of lengths.
+        `ShapeError` for several queries, a group over 16 heads, head dimensions that the kernels
+        lack, or another number of lengths.
         """
+        if shape.d_v != shape.d:
+            raise ShapeError(f"K and V have one head dimension, got {shape.d} and {shape.d_v}")
         lens = np.asarray(kv_lens or [shape.kv_len] * shape.batch, np.int32)
         if shape.q_len != 1 or shape.group > _ROWS:
             raise ShapeError(
@@ -180,6 +184,11 @@ class _Core:
         o_bytes: int = 0,
         is_split: bool = True,
     ) -> _Core:
+        if shape.d not in _CORE_DIMS or shape.element not in (1, 2):
+            raise ShapeError(
+                f"d must be one of {list(_CORE_DIMS)} in 8 or 16 bits, got {shape.d} in "
+                f"{8 * shape.element}"
+            )
         vector = max(16 // shape.element, shape.d // 32)
         row = shape.d // vector
         depth = max(128, row * shape.group) // (row * shape.group)

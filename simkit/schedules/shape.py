@@ -56,6 +56,16 @@ class AttentionShape:
     def q_bytes(self) -> int:
         return self.batch * self.heads * self.q_len * self.d * self.element
 
+    @property
+    def o_bytes(self) -> int:
+        """16 bits a value, whatever those of Q, K and V."""
+        return self.batch * self.heads * self.q_len * self.d_v * 2
+
+    def check_16_bits(self, kernel: str) -> None:
+        """`ShapeError` for a ``kernel`` of 16-bit values if Q, K and V have others."""
+        if self.element != 2:
+            raise ShapeError(f"{kernel} takes values of 2 bytes, got {self.element}")
+
     def visible(self, first_row: int, rows: int) -> int:
         """Keys that some of the rows see."""
         if not self.causal:

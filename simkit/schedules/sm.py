@@ -43,7 +43,7 @@ def sm_rates(
     """Units per cycle of every resource of one SM at ``clock_hz``.
 
     ``active_sms``: SMs that share HBM, all by default. L2 is at the rate of the SM's own port:
-    SMs are out of step, and whether L2 can serve all of them is a question of the grid.
+    not all SMs copy at a time, and whether L2 can serve all of them is a question of the grid.
     `SimkitError` where the GPU lacks the tensor cores that ``path`` wants.
     """
     sms = gpu.sm_count if active_sms is None else min(active_sms, gpu.sm_count)

@@ -12,6 +12,7 @@ import pytest
 from simkit.planning.load import Placement
 from simkit.schedules import engine, grid, launches, power
 from simkit.schedules.engine import Simulation
+from simkit.schedules.flash_attention_3 import FlashAttention3
 from simkit.schedules.history import History, Stretch
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -209,6 +210,25 @@ def half_the_cycles(run: grid.GridRun) -> grid.GridRun:
     return replace(run, cycles=run.cycles / 2)
 
 
+def half_of_a_resource(resource: str) -> Callable[[grid.GridRun], grid.GridRun]:
+    def change(run: grid.GridRun) -> grid.GridRun:
+        return replace(run, busy={**run.busy, resource: run.busy[resource] / 2})
+
+    return change
+
+
+def one_key(patch: pytest.MonkeyPatch) -> None:
+    """All launches of FlashAttention-3 share their simulations."""
+    original = FlashAttention3.launches
+    patch.setattr(
+        FlashAttention3,
+        "launches",
+        lambda self, gpu, shape: tuple(
+            replace(launch, key="all") for launch in original(self, gpu, shape)
+        ),
+    )
+
+
 def twice_as_busy(run: grid.GridRun) -> grid.GridRun:
     return replace(run, busy={name: 4 * busy for name, busy in run.busy.items()})
 
@@ -271,7 +291,7 @@ def late_if_dependent(patch: pytest.MonkeyPatch) -> None:
 
 def own_order(patch: pytest.MonkeyPatch) -> None:
     """Every GPU serves what comes first there, instead of in the reference's order."""
-    patch.setattr(grid, "order_of", lambda agents, path: None)
+    patch.setattr(grid, "order_of", lambda agents, path, part: None)
 
 
 BROKEN_SCHEDULES: dict[tuple[str, str], list[Patch]] = {
@@ -323,7 +343,13 @@ BROKEN_SCHEDULES: dict[tuple[str, str], list[Patch]] = {
         lambda patch: patch.setattr(grid, "list_schedule", costs_by_place),
         changed_run(half_the_cycles),
     ],
-    (GRID, "roofline"): [changed_run(half_the_cycles), changed_run(twice_as_busy)],
+    (GRID, "roofline"): [
+        changed_run(half_the_cycles),
+        changed_run(twice_as_busy),
+        changed_run(half_of_a_resource("hbm")),
+        changed_run(half_of_a_resource("tensor")),
+    ],
+    (GRID, "key"): [one_key],
     (GRID, "permutation"): [
         lambda patch: patch.setattr(grid, "list_schedule", costs_by_place),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from properties.batch_case import BatchCase, decode_case_plan
@@ -78,6 +78,8 @@ def test_prefill_moves_the_bytes_of_the_model(
         q_lens=(q_len,), kv_lens=(kv_len,), d=d, dv=192 - d, variant=variant, kv=kv,
         window_left=window, page_size=page_size,
     )  # fmt: skip
+    # Queries ahead of all keys have no angles.
+    assume(not case.has("rope") or case.has("causal") or not 0 < kv_len < q_len)
     name, module = ("paged", paged) if page_size else ("ragged", ragged)
     machine = Machine(H100, "none")
     getattr(module, f"batch_prefill_{name}")(machine, case.problem, case.plan)

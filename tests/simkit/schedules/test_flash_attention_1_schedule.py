@@ -26,7 +26,10 @@ def test_blocks_by_the_formula() -> None:
     schedule = FlashAttention1()
     assert schedule.chosen(A100, GPT2) == Chosen(tile_q=64, tile_kv=320)
     assert schedule.chosen(A100, replace(GPT2, d=128, d_v=128)) == Chosen(tile_q=128, tile_kv=160)
-    assert schedule.chosen(A100, replace(GPT2, kv_len=100)) == Chosen(tile_q=64, tile_kv=96)
+    assert schedule.chosen(A100, replace(GPT2, kv_len=100)) == Chosen(tile_q=64, tile_kv=112)
+    # Few keys are one block.
+    for keys in (1, 63, 64, 320):
+        assert schedule.launches(A100, replace(GPT2, kv_len=keys))[0].items[0].length == 1
 
 
 def test_bytes_by_the_formula() -> None:
@@ -40,8 +43,13 @@ def test_the_program_moves_the_bytes_of_the_formula() -> None:
     shape = AttentionShape(batch=1, heads=4, q_len=640, kv_len=640, d=64)
     (launch,) = FlashAttention1().launches(A100, shape)
     run = run_launch(A100, launch)
-    assert run.busy["l2"] * run.rates["l2"] == pytest.approx(launch.hbm_bytes, rel=EXACT)
-    assert run.busy["tensor"] * run.rates["tensor"] == pytest.approx(shape.flop, rel=EXACT)
+    rows = 3 * 640 * 64 * 2 + 4 * 640 * 4
+    moved = {name: run.busy[name] * run.rates[name] for name in ("l2", "hbm", "tensor")}
+    assert moved["l2"] == pytest.approx(4 * (2 * 640 * 64 * 2 + 2 * rows), rel=EXACT)
+    # 2 outer steps; the rows of four heads stay in L2, so that HBM sees them once.
+    assert launch.hbm_bytes == 4 * (2 * 640 * 64 * 2 + rows)
+    assert moved["hbm"] == pytest.approx(launch.hbm_bytes, rel=EXACT)
+    assert moved["tensor"] == pytest.approx(shape.flop, rel=EXACT)
 
 
 def test_it_moves_fewer_bytes_than_the_naive_kernels_and_takes_less_time() -> None:

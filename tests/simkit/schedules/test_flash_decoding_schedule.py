@@ -100,7 +100,7 @@ def test_a_few_ctas_are_held_back_by_their_sms_port_and_by_latency() -> None:
     tiles = launch.items[0].length
     port = tile / L2_PORT
     assert run.cycles >= tiles * (port + 2 * H100.hbm_latency)
-    used = run.utilisation("hbm") * H100.sm_count / len(launch.items)
+    used = run.busy["hbm"] / len(launch.items) / run.cycles
     assert used < 0.6  # of its port's rate
     # Twice the latency costs every tile at least twice the difference.
     slow = replace(H100, hbm_latency=2 * H100.hbm_latency)

@@ -16,8 +16,9 @@ from simkit.schedules.engine import Agent, Program, Run, Start, Work
 from simkit.schedules.flash_attention_2 import FlashAttention2
 from simkit.schedules.flash_attention_3 import FlashAttention3
 from simkit.schedules.grid import GridRun, Item, Launch, run_launch, starts_of
+from simkit.schedules.mla_decode import MlaDecode, MlaShape
 from simkit.schedules.shape import AttentionShape
-from simkit.schedules.sm import sm_rates
+from simkit.schedules.sm import L2_PORT, sm_rates
 
 H100 = find_gpu("h100")
 SMS = H100.sm_count
@@ -97,6 +98,58 @@ def test_number_of_persistent_ctas() -> None:
     assert more.placement.workers == SMS
     odd = run(items=[Item(1)] * 1000, persistent=True, cluster=5)
     assert odd.placement.workers == SMS - SMS % 5
+
+
+def test_few_sms_may_use_all_of_hbm() -> None:
+    """Each SM with a CTA has a large share, up to what its port lets through."""
+    bytes_of_tile = 64_000.0
+
+    def copies(name: str, items: Sequence[Item]) -> list[Agent]:
+        work = Work("copy", "load", (("hbm", bytes_of_tile),))
+        return [Agent(name, "copies", (Run(work) for item in items for _ in range(item.length)))]
+
+    for sms in (SMS // 2, SMS, 1):
+        found = run(items=[Item(100)] * sms, cta=copies)
+        rate = H100.hbm_bytes_per_s * H100.hbm_read_fraction
+        least = max(sms * 100 * bytes_of_tile / rate, 100 * bytes_of_tile / L2_PORT / 1e9)
+        assert found.seconds == pytest.approx(least, abs=1e-9)  # items take whole cycles
+        used = sms * 100 * bytes_of_tile / rate / least
+        assert found.utilisation("hbm") == pytest.approx(used, rel=1e-9 / least)
+    assert used < 0.1
+
+
+def test_the_clock_is_found_where_hbm_binds() -> None:
+    """Cycles that HBM takes go with the clock, so that each guess brings it a part nearer. From a
+    nominal clock of four times the H100's, it is the one of a run at that clock all the same.
+    """
+    fast = replace(H100, tensor_clock_hz=4 * H100.tensor_clock_hz)
+    shape = MlaShape(batch=500, kv_len=1000, heads=1, q_len=3)
+    kernel = MlaDecode(seesaw=False, naive=True).launches(fast, shape)[0]
+    found = run_launch(fast, kernel)
+    assert found.is_power_limited
+    assert found.cycles == pytest.approx(
+        run_launch(fast, kernel, found.clock_hz).cycles, rel=2 * grid.CLOCK_STEP
+    )
+
+
+def test_few_ctas_are_served_in_the_order_that_their_share_of_hbm_makes() -> None:
+    """Three CTAs with all of HBM are bound by products: twice the rows take hardly longer."""
+    lengths = (64, 63, 8000)
+    few, more = (
+        run_launch(H100, MlaDecode(naive=True).launches(H100, shape)[0]).seconds
+        for shape in (
+            MlaShape(batch=3, kv_len=1, heads=heads, lengths=lengths) for heads in (64, 128)
+        )
+    )
+    assert few <= more <= 1.05 * few
+
+
+def test_a_lone_item_takes_what_it_does() -> None:
+    """Also where one more would take another fraction of a cycle."""
+    shape = AttentionShape(batch=1, heads=1, q_len=1, kv_len=1, d=128)
+    (kernel,) = FlashAttention3(stages=1, specialised=False).launches(H100, shape)
+    found = run_launch(H100, kernel)
+    assert found.cycles == found.example.makespan
 
 
 @pytest.mark.parametrize("length", [grid.LONGEST, grid.LONGEST + 1, 1000, 1001, 100_000])

@@ -239,6 +239,27 @@ def test_gathered_tokens_come_from_hbm_as_far_as_l2_is_too_small() -> None:
     assert missing_part(H800, replace(fits, q_len=1, kv_len=2048)) == 0.5
 
 
+def test_tokens_that_no_query_attends_stay_where_they_are() -> None:
+    """Two queries of 128 tokens each, of a million: 256 have to move, to two CTAs each."""
+    few = MlaPrefillShape(q_len=2, topk=128, kv_len=10**6)
+    assert few.hbm_bytes == 256 * 1152 + 2 * 128 * 1088 * 2
+    (kernel,) = MlaSparsePrefill().launches(H800, few)
+    run = run_launch(H800, kernel)
+    assert missing_part(H800, few) == 0.5
+    indices = 2 * 2 * 128 * 4
+    moved = run.busy["hbm"] * run.rates["hbm"]
+    assert moved == pytest.approx(few.hbm_bytes + indices, rel=1e-6)
+
+
+@pytest.mark.parametrize("heads", [1, 16, 17])
+@pytest.mark.parametrize("seesaw", [True, False])
+def test_rows_that_are_not_there_are_neither_loaded_nor_stored(heads: int, seesaw: bool) -> None:
+    shape = MlaShape(batch=3, kv_len=128, heads=heads)
+    kernel = MlaDecode(seesaw=seesaw, naive=True).launches(H800, shape)[0]
+    run = run_launch(H800, kernel)
+    assert run.busy["hbm"] * run.rates["hbm"] == pytest.approx(shape.hbm_bytes, rel=1e-6)
+
+
 def test_named_sizes() -> None:
     assert mla_sparse_decode.SHARED_BYTES == 230_584
     assert HALF == 256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,8 +40,19 @@ def test_it_moves_the_bytes_of_the_model(q_len: int, kv_len: int, kv_heads: int)
     assert (traffic["s", "read"], traffic["p", "read"]) == (3 * s, p)
     q, k, v, o = (machine.tensors[name].values.nbytes for name in "qkvo")
     shape = AttentionShape(1, 2, q_len, kv_len, 64, kv_heads=kv_heads)
-    launches = NaiveAttention().launches(H100, shape)
+    small = replace(H100, l2_bytes=s - 1)
+    launches = NaiveAttention().launches(small, shape)
     assert [launch.hbm_bytes for launch in launches] == [q + k + s, s + p, p + v + o]
+    # Scores that L2 holds need not go through HBM.
+    launches = NaiveAttention().launches(H100, shape)
+    assert [launch.hbm_bytes for launch in launches] == [q + k, 0, v + o]
+
+
+def test_a_causal_mask_saves_no_time_and_halves_the_flop_of_the_convention() -> None:
+    masked = replace(HEAD, causal=True)
+    full, half = (predict(H100, NaiveAttention().launches(H100, each)) for each in (HEAD, masked))
+    assert full.seconds == half.seconds
+    assert (full.flop, half.flop) == (HEAD.flop, masked.flop)
 
 
 def test_the_worked_example() -> None:

@@ -163,6 +163,12 @@ def test_a_graphs_launch_merges_whatever_the_lengths() -> None:
         (replace(LLAMA, heads=32, kv_heads=1), (), "up to 16 heads"),
         (LLAMA, (1, 2), "2 lengths for a batch of 4"),
         (replace(LLAMA, d=96, d_v=96), (), r"d must be one of \[64, 128, 256\]"),
+        (replace(LLAMA, d_v=64), (), "one head dimension, got 128 and 64"),
+        (
+            replace(LLAMA, heads=8, d=4, d_v=4),
+            (),
+            r"d must be one of \[64, 128, 256, 512\].* got 4",
+        ),
     ],
 )
 def test_what_the_kernels_do_not_have(
