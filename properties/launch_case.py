@@ -185,12 +185,8 @@ _SCHEDULES: Mapping[str, Callable[[LaunchCase, Gpu], tuple[Launch, ...]]] = {
 }
 
 
-def launch_cases(
-    *, every: bool = False, published: bool = False, least_keys: int = 1, most_keys: int = 3000
-) -> SearchStrategy[LaunchCase]:
-    """Problems of so many keys; ``every``: of all schedules, not of FORWARD's alone; ``published``:
-    with the published kernels' choices only.
-    """
+def launch_cases(*, every: bool = False, most_keys: int = 3000) -> SearchStrategy[LaunchCase]:
+    """Problems of up to so many keys; ``every``: of all schedules, not of FORWARD's alone."""
     gpus = GPUS if every else FORWARD
 
     def with_schedule(schedule: str) -> SearchStrategy[LaunchCase]:
@@ -198,10 +194,10 @@ def launch_cases(
         choices: dict[str, SearchStrategy[object]] = {}
         if schedule not in FORWARD:
             choices["overlap"] = st.booleans()
-        elif not published:
+        else:
             choices["tile_q"] = st.sampled_from((0, 64, 128, 192) if is_3 else (0, 128))
             choices["tile_kv"] = st.sampled_from((0, 64, 80, 128))
-        if not published and is_3:
+        if is_3:
             choices["stages"] = st.integers(1, 2)
             choices["overlap"] = st.booleans()
             choices["specialised"] = st.booleans()
@@ -210,7 +206,7 @@ def launch_cases(
             lambda keys, part, **values: LaunchCase(
                 keys=keys, queries=max(1, keys // part), **values
             ),
-            keys=st.integers(least_keys, most_keys),
+            keys=st.integers(1, most_keys),
             part=st.sampled_from((1, 1, 1, 3, 100)),
             schedule=st.just(schedule),
             gpu=st.sampled_from(gpus[schedule]),
@@ -224,6 +220,25 @@ def launch_cases(
         )
 
     return st.sampled_from(sorted(gpus)).flatmap(with_schedule).filter(_fits)
+
+
+def long_cases() -> SearchStrategy[LaunchCase]:
+    """Launches whose items have more tiles than are all simulated: many lengths, or a long one."""
+
+    def of(schedule: str, causal: bool, part: float, d: int) -> LaunchCase:
+        keys = int(6000 + 2000 * part) if causal else int(200_000 + 40_000 * part)
+        queries = keys if causal else 100
+        return LaunchCase(
+            schedule=schedule, heads=1, queries=queries, keys=keys, d=d, causal=causal
+        )
+
+    return st.builds(
+        of,
+        schedule=st.sampled_from(sorted(FORWARD)).filter(lambda name: name != "flash_attention_1"),
+        causal=st.booleans(),
+        part=st.floats(0, 1),
+        d=st.sampled_from((64, 128)),
+    )
 
 
 def _fits(case: LaunchCase) -> bool:

@@ -8,6 +8,7 @@ into a period within a few tiles; longer items are extended by what it takes (`L
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,16 +27,17 @@ from simkit.schedules.power import Energy, power_limited_clock
 from simkit.schedules.sm import TensorPath, sm_rates, tensor_rate
 
 LONGEST = 24
-"""Tiles of an item up to which it is simulated as it is, where all kinds of items together have
-more than ``MOST_TILES``. A longer one is on the line through items of ``LONGEST`` and of
-``SETTLED`` tiles.
-"""
+"""Tiles up to which an item is simulated as it is, where those of all kinds together are more than
+``MOST_TILES``. What a longer one takes is on the line between two of the ``SAMPLES``."""
 
-SETTLED = 2 * LONGEST
+SAMPLES = (LONGEST, 34, 48, 68, 96, 136, 192, 272, 384)
+"""Tiles of items that are simulated to say what those between them take, and those beyond."""
+
 MOST_TILES = 1000
 
 REFERENCE = H100
 """Whose order of service predictions for every GPU keep: most published figures are its own."""
+
 
 # Of what bounds a launch: parts of the time of all CTAs, of a resource, and of a rate's gain.
 FEW, NEARLY_ALWAYS, MATTERS = 0.6, 0.85, 0.3
@@ -317,11 +319,13 @@ class _Grid:
         length = items[0].length
         if length <= self.longest:
             return self._measured(items)
+        at = min(bisect_left(SAMPLES, length), len(SAMPLES) - 1)
+        fewer, more = SAMPLES[at - 1 : at + 1]
         a, b = (
             self._measured(tuple(Item(tiles, item.kind) for item in items))
-            for tiles in (LONGEST, SETTLED)
+            for tiles in (fewer, more)
         )
-        return a.plus(b.minus(a), (length - LONGEST) / (SETTLED - LONGEST))
+        return a.plus(b.minus(a), (length - fewer) / (more - fewer))
 
     def _measured(self, items: tuple[Item, ...]) -> _Cost:
         launch = self.launch

@@ -236,7 +236,7 @@ def twice_as_busy(run: grid.GridRun) -> grid.GridRun:
 def unsettled(patch: pytest.MonkeyPatch) -> None:
     """Items are extended from their first tiles, in which pipelines fill."""
     patch.setattr(grid, "LONGEST", 1)
-    patch.setattr(grid, "SETTLED", 2)
+    patch.setattr(grid, "SAMPLES", (1, 2))
 
 
 def at_nominal(run: grid.GridRun) -> grid.GridRun:
