@@ -14,7 +14,7 @@ from simkit.algorithms.problem import KERNEL_HEAD_DIMS
 from simkit.errors import ShapeError
 from simkit.machine.gpus import Gpu
 from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Wait, Work
-from simkit.schedules.grid import Item, Launch
+from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.shape import AttentionShape
 from simkit.schedules.steps import Copy, Softmax, WarpProduct, named_barrier
 from simkit.schedules.tile_timeline import EXP2_OPS
@@ -38,7 +38,7 @@ class FlashAttention:
         tile = Tile()
         rows = range(0, shape.q_len, tile.q)
         items = [Item(*key_tiles(shape, row, tile.q, tile.kv)) for row in rows]
-        items = items * (shape.batch * shape.heads)
+        items = repeated(items, shape.batch * shape.heads)
         missing = missing_part(gpu, shape, [item.length for item in items], tile.kv)
         loop = _Loop(tile, shape, missing, gpu.hbm_latency if missing == 1 else gpu.l2_latency)
         return (

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simkit.errors import ShapeError
+from simkit.errors import CapacityError, ShapeError
 from simkit.machine.gpus import Gpu
 from simkit.schedules.engine import Agent, Barrier, Program, Start, Step, Wait
-from simkit.schedules.grid import Item, Launch
+from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.shape import AttentionShape
 from simkit.schedules.steps import (
     F32_BYTES,
@@ -28,6 +28,8 @@ from simkit.schedules.steps import (
 
 _WARPS = 4
 _STATISTICS = 2  # of a row: maximum and sum
+
+MOST_QUERIES = 32_768
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,21 @@ class FlashAttention1:
         """
         shape.check_16_bits("FlashAttention-1")
         if shape.causal or shape.group > 1 or shape.d_v != shape.d:
-            raise ShapeError("FlashAttention-1 has no causal mask, no groups, and d_v is d")
+            raise ShapeError(
+                f"FlashAttention-1 has no causal mask, no groups, and d_v is d: got causal "
+                f"{shape.causal}, {shape.group} heads a K/V head, d {shape.d} and d_v {shape.d_v}"
+            )
         values = gpu.smem_per_block_optin // shape.element
         columns = -(-values // (4 * shape.d))
         rows = self.tile_q or max(64, min(columns, shape.d) // 64 * 64)
         keys = self.tile_kv or min(max(16, columns // 16 * 16), -(-shape.kv_len // 16) * 16)
         if rows % 64 or keys % 16 or min(rows, keys) < 16:
             raise ShapeError(f"blocks are multiples of 64 rows and 16 keys, got {rows} x {keys}")
+        if shape.q_len > MOST_QUERIES:
+            raise CapacityError(
+                f"q_len {shape.q_len}: every block of keys goes through all queries, which takes "
+                f"minutes to simulate beyond {MOST_QUERIES}"
+            )
         return Chosen(rows, keys)
 
     def launches(self, gpu: Gpu, shape: AttentionShape) -> tuple[Launch, ...]:
@@ -71,7 +81,7 @@ class FlashAttention1:
         return (
             Launch(
                 name="flash_attention_1",
-                items=[Item(blocks)] * heads,
+                items=repeated([Item(blocks)], heads),
                 cta=loop.agents,
                 threads=32 * _WARPS,
                 registers=255,

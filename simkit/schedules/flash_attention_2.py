@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from simkit.errors import ShapeError
 from simkit.machine.gpus import KIB, Gpu
 from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Step, Wait, Work
-from simkit.schedules.grid import Item, Launch
+from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.shape import AttentionShape
 from simkit.schedules.steps import Copy, Softmax, WarpProduct, named_barrier
 from simkit.schedules.tiles import kernel_dim, key_tiles, missing_part
@@ -60,7 +60,7 @@ class FlashAttention2:
         own = self.chosen(gpu, shape)
         tiles = range(0, shape.q_len, own.tile_q)
         items = [Item(*key_tiles(shape, row, own.tile_q, own.tile_kv)) for row in tiles]
-        items = items * (shape.batch * shape.heads)
+        items = repeated(items, shape.batch * shape.heads)
         missing = missing_part(gpu, shape, [item.length for item in items], own.tile_kv)
         latency = gpu.hbm_latency if missing == 1 else gpu.l2_latency
         loop = _Loop(own, shape, missing, latency)

@@ -13,7 +13,7 @@ from simkit.errors import ShapeError
 from simkit.machine.gpus import Gpu
 from simkit.planning.splits import fa3_tile
 from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Run, Start, Step, Wait, Work
-from simkit.schedules.grid import Item, Launch
+from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.parameters import SMEM_LATENCY, TMA_LATENCY
 from simkit.schedules.shape import AttentionShape
 from simkit.schedules.steps import (
@@ -109,12 +109,9 @@ class FlashAttention3:
         own = self.chosen(shape)
         tiles = range(0, shape.q_len, own.tile_q)
         items = [Item(*key_tiles(shape, row, own.tile_q, own.tile_kv)) for row in tiles]
-        heads = shape.batch * shape.heads
+        items = repeated(items, shape.batch * shape.heads)
         if shape.causal:  # the scheduler gives out the longest first
-            items = sorted(items, key=lambda item: -item.length)
-            items = [item for item in items for _ in range(heads)]
-        else:
-            items = items * heads
+            items.sort(key=lambda item: -item.length)
         lengths = [item.length for item in items]
         missing = missing_part(gpu, shape, lengths, own.tile_kv, shared_by=own.cluster)
         loop = _Loop(gpu, own, shape, missing)

@@ -54,6 +54,19 @@ class Item:
     kind: Any = None
 
 
+MOST_ITEMS = 4_000_000
+"""Of a launch; more would take gigabytes and minutes."""
+
+
+def repeated(items: Sequence[Item], times: int) -> list[Item]:
+    """The items so many times over. `CapacityError` for more than ``MOST_ITEMS`` in all."""
+    if len(items) * times > MOST_ITEMS:
+        raise CapacityError(
+            f"{len(items) * times:,} items of CTAs; the cycle model takes {MOST_ITEMS:,} at most"
+        )
+    return list(items) * times
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """A kernel launch, as its schedule describes it.

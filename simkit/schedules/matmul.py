@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from simkit.errors import ShapeError
 from simkit.machine.gpus import Gpu
 from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Step, Wait
-from simkit.schedules.grid import Item, Launch
+from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.parameters import TMA_LATENCY
 from simkit.schedules.steps import (
     Copy,
@@ -82,7 +82,7 @@ class Matmul:
         loop = _Loop(self, gpu, min(n, self.tile_n), hbm, uses_wgmma)
         return Launch(
             name=name,
-            items=[Item(-(-k // self.tile_k))] * tiles,
+            items=repeated([Item(-(-k // self.tile_k))], tiles),
             cta=loop.agents,
             threads=128 * (loop.groups + uses_wgmma),
             registers=min(_REGISTERS, gpu.registers_per_sm // (128 * (loop.groups + 1)) // 8 * 8),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from simkit.machine.gpus import KIB, Gpu
 from simkit.schedules.engine import Agent, Program, Run, Start, Wait
-from simkit.schedules.grid import Item, Launch
+from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.matmul import Matmul, Operands
 from simkit.schedules.parameters import SMEM_LATENCY
 from simkit.schedules.shape import AttentionShape
@@ -60,7 +60,7 @@ class NaiveAttention:
         latency = gpu.hbm_latency if part else gpu.l2_latency
         return Launch(
             name="softmax",
-            items=[Item(1)] * count,
+            items=repeated([Item(1)], count),
             cta=_Rows(rows, shape.kv_len, shape.element, part, latency).agents,
             threads=32 * _WARPS,
             registers=64,

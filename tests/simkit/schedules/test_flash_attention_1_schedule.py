@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simkit.errors import ShapeError
+from simkit.errors import CapacityError, ShapeError
 from simkit.machine.gpus import gpu
 from simkit.schedules.flash_attention_1 import Chosen, FlashAttention1
 from simkit.schedules.flash_attention_2 import FlashAttention2
@@ -86,3 +86,9 @@ def test_what_the_algorithm_does_not_have(
 ) -> None:
     with pytest.raises(ShapeError, match=message):
         FlashAttention1(**schedule).launches(A100, replace(GPT2, **change))
+
+
+def test_too_many_queries_are_refused() -> None:
+    shape = AttentionShape(1, 1, 100_000, 100_000, 64)
+    with pytest.raises(CapacityError, match="q_len 100000: every block of keys"):
+        FlashAttention1().launches(gpu("h100"), shape)

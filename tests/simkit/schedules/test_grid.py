@@ -202,3 +202,9 @@ def test_launch_that_cannot_run_is_one_error() -> None:
         run(items=[Item(1)], registers=255)
     with pytest.raises(ShapeError, match="clock must be above 0 Hz, got -1"):
         run_launch(H100, launch(items=[Item(1)]), -1.0)
+
+
+def test_more_items_than_can_be_placed_are_refused() -> None:
+    assert grid.repeated([Item(1), Item(2)], 2) == [Item(1), Item(2)] * 2
+    with pytest.raises(CapacityError, match="4,000,002 items of CTAs; .* takes 4,000,000 at most"):
+        grid.repeated([Item(1), Item(2)], 2_000_001)
