@@ -206,5 +206,5 @@ def test_launch_that_cannot_run_is_one_error() -> None:
 
 def test_more_items_than_can_be_placed_are_refused() -> None:
     assert grid.repeated([Item(1), Item(2)], 2) == [Item(1), Item(2)] * 2
-    with pytest.raises(CapacityError, match="4,000,002 items of CTAs; .* takes 4,000,000 at most"):
+    with pytest.raises(CapacityError, match=r"4,000,002 items of CTAs; .* takes 4,000,000 at most"):
         grid.repeated([Item(1), Item(2)], 2_000_001)
