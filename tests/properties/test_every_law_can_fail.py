@@ -12,6 +12,7 @@ from properties.catalog import law, laws
 from properties.law import Context
 from properties.run import run_law
 from simkit.machine.gpus import gpu as find_gpu
+from simkit.schedules import grid
 
 
 @pytest.mark.parametrize("name", BROKEN_KERNELS, ids=": ".join)
@@ -32,6 +33,9 @@ def test_broken_kernel_fails_the_law(name: tuple[str, str]) -> None:
 def test_broken_model_fails_the_law(
     name: tuple[str, str], fault: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What a broken grid has measured is nothing for the tests that follow.
+    monkeypatch.setattr(grid, "_MEASURED", {})
+    monkeypatch.setattr(grid, "_ORDERS", {})
     BROKEN_MODELS[name][fault](monkeypatch)
     context = Context(gpu.open("ptx"), find_gpu("h100"))
     result = run_law(law(*name), context, shrink=False)
