@@ -20,8 +20,8 @@ from simkit.schedules.steps import Copy, Softmax, WarpProduct, named_barrier
 from simkit.schedules.tile_timeline import EXP2_OPS
 from simkit.schedules.tiles import key_tiles, missing_part
 
-_REGISTERS = 168
-"""Of a thread, as NVIDIA's assembler makes it for sm_90a and d = 128."""
+_REGISTERS = {64: 140, 128: 196}
+"""Of a thread, by head dimension, as NVIDIA's assembler makes it for sm_90a."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FlashAttention:
                 items=items,
                 cta=loop.agents,
                 threads=THREADS,
-                registers=_REGISTERS,
+                registers=_REGISTERS[shape.d],
                 shared_bytes=tile.shared_bytes(shape.d),
                 path="mma.sync",
                 flop=shape.flop,

@@ -38,7 +38,6 @@ MOST_TILES = 1000
 REFERENCE = H100
 """Whose order of service predictions for every GPU keep: most published figures are its own."""
 
-
 # Of what bounds a launch: parts of the time of all CTAs, of a resource, and of a rate's gain.
 FEW, NEARLY_ALWAYS, MATTERS = 0.6, 0.85, 0.3
 
@@ -391,8 +390,3 @@ def _longest_simulated(kinds: Sequence[Item], most_tiles: int) -> int:
 
 def _shortened(item: Item) -> Item:
     return Item(min(item.length, LONGEST), item.kind)
-
-
-def starts_of(run: GridRun) -> NDArray[np.int64]:
-    """Cycle at which each item starts."""
-    return run.placement.starts

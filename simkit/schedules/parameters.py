@@ -49,6 +49,11 @@ CLUSTER_BARRIER_LATENCY = Parameter("barrier.cluster", 370, "cycles", _B300)
 TMA_LATENCY = Parameter(
     "bulk copy, more than a load", 170, "cycles", "arXiv 2501.12084: TMA on H800"
 )
+L2_PORT = Parameter(
+    "an SM's port to L2", 64, "bytes per cycle",
+    "attention roofline models in public repositories take it; measured is only that all SMs "
+    "together get 37.5 each (gpu-benches), no figure of an SM alone was found",
+)  # fmt: skip
 DSMEM_LATENCY = Parameter(
     "store to the peer's shared memory", 181, "cycles", "arXiv 2402.13499: clusters of 2 on H800"
 )

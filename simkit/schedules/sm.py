@@ -28,13 +28,9 @@ from typing import Literal
 
 from simkit.errors import SimkitError
 from simkit.machine.gpus import Gpu
-from simkit.schedules.parameters import SCHEDULERS
+from simkit.schedules.parameters import L2_PORT, SCHEDULERS
 
 TensorPath = Literal["wgmma", "wgmma fp8", "mma.sync"]
-
-RESOURCES = (
-    "tensor", "xu", "fma", "alu", "half", "widen", "shuffle", "issue", "smem", "dsmem", "l2", "hbm",
-)  # fmt: skip
 
 
 def sm_rates(
@@ -59,13 +55,9 @@ def sm_rates(
         "issue": SCHEDULERS.value,
         "smem": gpu.smem_bytes_per_clk,
         "dsmem": gpu.dsmem_bytes_per_clk or 1e-9,
-        "l2": L2_PORT,
-        "hbm": min(hbm, L2_PORT),
+        "l2": L2_PORT.value,
+        "hbm": min(hbm, L2_PORT.value),
     }
-
-
-L2_PORT = 64.0
-"""Bytes a cycle of an SM's port to L2."""
 
 
 def tensor_rate(gpu: Gpu, path: TensorPath) -> float:

@@ -14,11 +14,10 @@ from simkit.errors import ShapeError
 from simkit.machine.gpus import gpu
 from simkit.schedules.flash_decoding import FlashDecoding
 from simkit.schedules.grid import run_launch
-from simkit.schedules.parameters import PDL_GAIN
+from simkit.schedules.parameters import L2_PORT, PDL_GAIN
 from simkit.schedules.prediction import predict
 from simkit.schedules.published.serving import rows
 from simkit.schedules.shape import AttentionShape
-from simkit.schedules.sm import L2_PORT
 
 A100, H100 = gpu("a100"), gpu("h100")
 LLAMA = AttentionShape(batch=1, heads=32, q_len=1, kv_len=32768, d=128, kv_heads=8)
@@ -98,7 +97,7 @@ def test_a_few_ctas_are_held_back_by_their_sms_port_and_by_latency() -> None:
     run = run_launch(H100, launch)
     tile = 2 * 128 * 128 * 2
     tiles = launch.items[0].length
-    port = tile / L2_PORT
+    port = tile / L2_PORT.value
     assert run.cycles >= tiles * (port + 2 * H100.hbm_latency)
     used = run.busy["hbm"] / len(launch.items) / run.cycles
     assert used < 0.6  # of its port's rate

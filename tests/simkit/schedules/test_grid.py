@@ -15,10 +15,11 @@ from simkit.schedules import grid
 from simkit.schedules.engine import Agent, Program, Run, Start, Work
 from simkit.schedules.flash_attention_2 import FlashAttention2
 from simkit.schedules.flash_attention_3 import FlashAttention3
-from simkit.schedules.grid import GridRun, Item, Launch, run_launch, starts_of
+from simkit.schedules.grid import GridRun, Item, Launch, run_launch
 from simkit.schedules.mla_decode import MlaDecode, MlaShape
+from simkit.schedules.parameters import L2_PORT
 from simkit.schedules.shape import AttentionShape
-from simkit.schedules.sm import L2_PORT, sm_rates
+from simkit.schedules.sm import sm_rates
 
 H100 = find_gpu("h100")
 SMS = H100.sm_count
@@ -64,7 +65,7 @@ def test_waves_of_ctas() -> None:
     assert run(items=[Item(2)] * SMS).cycles == each
     found = run(items=[Item(2)] * (SMS + 1))
     assert found.cycles == 2 * each
-    assert starts_of(found).tolist() == [0] * SMS + [each]
+    assert found.placement.starts.tolist() == [0] * SMS + [each]
     assert found.bound == "too few items"  # one in a wave of its own
     assert run(items=[Item(2)] * 4 * SMS).bound == "tensor"
 
@@ -87,7 +88,7 @@ def test_workers_that_are_given() -> None:
         items=[Item(1), Item(2), Item(3)], persistent=True, workers=np.array([0, 0, 1]).tolist()
     )
     assert found.placement.loads.tolist() == [3 * PER_TILE, 3 * PER_TILE]
-    assert starts_of(found).tolist() == [0, PER_TILE, 0]
+    assert found.placement.starts.tolist() == [0, PER_TILE, 0]
 
 
 def test_number_of_persistent_ctas() -> None:
@@ -111,7 +112,7 @@ def test_few_sms_may_use_all_of_hbm() -> None:
     for sms in (SMS // 2, SMS, 1):
         found = run(items=[Item(100)] * sms, cta=copies)
         rate = H100.hbm_bytes_per_s * H100.hbm_read_fraction
-        least = max(sms * 100 * bytes_of_tile / rate, 100 * bytes_of_tile / L2_PORT / 1e9)
+        least = max(sms * 100 * bytes_of_tile / rate, 100 * bytes_of_tile / L2_PORT.value / 1e9)
         assert found.seconds == pytest.approx(least, abs=1e-9)  # items take whole cycles
         used = sms * 100 * bytes_of_tile / rate / least
         assert found.utilisation("hbm") == pytest.approx(used, rel=1e-9 / least)
