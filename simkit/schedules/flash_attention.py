@@ -16,7 +16,7 @@ from simkit.machine.gpus import Gpu
 from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Wait, Work
 from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.shape import AttentionShape
-from simkit.schedules.steps import Copy, Softmax, WarpProduct, named_barrier
+from simkit.schedules.steps import Copy, Softmax, Sync, WarpProduct, named_barrier
 from simkit.schedules.tile_timeline import EXP2_OPS
 from simkit.schedules.tiles import key_tiles, missing_part
 
@@ -90,16 +90,14 @@ class _Loop:
                 yield from self.kv.steps(kv)
 
     def _warps(self, items: Sequence[Item], q: Barrier, kv: Barrier, asked: Barrier) -> Program:
-        sync, syncs, block = named_barrier("sync", THREADS // 32), 0, 0
+        sync, block = Sync(named_barrier("sync", THREADS // 32)), 0
         for number, item in enumerate(items):
             yield Arrive(asked)  # Q, and the first K and V
             yield Arrive(asked)
             yield Wait(q, number)
             for i in range(item.length):
                 yield Wait(kv, block)
-                yield Arrive(sync)
-                yield Wait(sync, syncs)
-                syncs += 1
+                yield from sync.steps()
                 if i + 1 < item.length:
                     yield Arrive(asked)
                 yield from self.qk.steps()

@@ -6,15 +6,15 @@ github.com/Dao-AILab/flash-attention, csrc/flash_attn/src (2026-08-15).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simkit.errors import ShapeError
 from simkit.machine.gpus import KIB, Gpu
-from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Step, Wait, Work
+from simkit.schedules.engine import Agent, Arrive, Barrier, Program, Start, Wait, Work
 from simkit.schedules.grid import Item, Launch, repeated
 from simkit.schedules.shape import AttentionShape
-from simkit.schedules.steps import Copy, Softmax, WarpProduct, named_barrier
+from simkit.schedules.steps import Copy, Softmax, Sync, WarpProduct, named_barrier
 from simkit.schedules.tiles import kernel_dim, key_tiles, missing_part
 
 _MOST_REGISTERS = 255
@@ -126,12 +126,11 @@ class _Warps:
     """Four warps, and the copies that they issue: one tile of K and one of V in flight."""
 
     def __init__(self, loop: _Loop, sync: Barrier) -> None:
-        self.loop, self.sync = loop, sync
+        self.loop, self.sync = loop, Sync(sync)
         self.q_full, self.k_full, self.v_full = (
             Barrier(f"{copy.name} there", copy.boxes) for copy in (loop.q, loop.k, loop.v)
         )
         self.k_asked, self.v_asked, self.q_asked = (Barrier(f"{n} asked") for n in "KVQ")
-        self.syncs = 0
 
     def copies(self, items: Sequence[Item]) -> Program:
         """cp.async groups, in the order of issue."""
@@ -154,13 +153,13 @@ class _Warps:
             yield Wait(self.q_full, number)
             for i in range(item.length):
                 yield Wait(self.k_full, block)
-                yield from self._meet()
+                yield from self.sync.steps()
                 yield Arrive(self.v_asked)
                 yield from loop.qk.steps()
                 if i < item.kind:
                     yield from loop.softmax.mask()
                 yield Wait(self.v_full, block)
-                yield from self._meet()
+                yield from self.sync.steps()
                 if i + 1 < item.length:
                     yield Arrive(self.k_asked)
                 yield from loop.softmax.maximum()
@@ -172,8 +171,3 @@ class _Warps:
                 block += 1
             yield from loop.softmax.finish()
             yield Start(Work("O", "store", (("l2", loop.o_bytes), ("hbm", loop.o_bytes))))
-
-    def _meet(self) -> Iterator[Step]:
-        yield Arrive(self.sync)
-        yield Wait(self.sync, self.syncs)
-        self.syncs += 1

@@ -17,6 +17,7 @@ from simkit.schedules.steps import (
     F32_BYTES,
     Copy,
     Softmax,
+    Sync,
     WarpProduct,
     global_load,
     global_store,
@@ -105,8 +106,7 @@ class _Cta:
         )
         self.q_asked, self.k_asked, self.v_asked = (Barrier(f"{name} asked") for name in "QKV")
         self.pages = Barrier("pages there")
-        self.sync = named_barrier("sync", WARPS)
-        self.syncs = 0
+        self.sync = Sync(named_barrier("sync", WARPS))
 
     def copies(self, items: Sequence[Item]) -> Program:
         """cp.async groups, in the order of issue; page indices one tile ahead."""
@@ -145,12 +145,12 @@ class _Cta:
 
     def _one_ahead(self, block: int, i: int, item: Item) -> Iterator[Step]:
         yield Wait(self.k_full, block)
-        yield from self._meet()
+        yield from self.sync.steps()
         yield Arrive(self.v_asked)
         yield from self.loop.qk.steps()
         yield from self._mask(i, item)
         yield Wait(self.v_full, block)
-        yield from self._meet()
+        yield from self.sync.steps()
         if i + 1 < item.length:
             yield Arrive(self.k_asked)
         yield from self._softmax(i)
@@ -158,17 +158,17 @@ class _Cta:
 
     def _two_ahead(self, block: int, i: int, item: Item) -> Iterator[Step]:
         yield Wait(self.k_full, block)
-        yield from self._meet()
+        yield from self.sync.steps()
         yield from self.loop.qk.steps()
         yield from self._mask(i, item)
         yield from self._softmax(i)
-        yield from self._meet()
+        yield from self.sync.steps()
         if i + 1 < item.length:
             yield Arrive(self.k_asked)
         yield Wait(self.v_full, block)
-        yield from self._meet()
+        yield from self.sync.steps()
         yield from self.loop.pv.steps()
-        yield from self._meet()
+        yield from self.sync.steps()
         if i + 1 < item.length:
             yield Arrive(self.v_asked)
 
@@ -188,12 +188,7 @@ class _Cta:
         loop = self.loop
         yield from loop.softmax.finish()
         if loop.kv_warps > 1:  # warps merge their states through shared memory
-            yield from self._meet()
+            yield from self.sync.steps()
             values = loop.kv_warps * loop.rows * loop.d_v
             yield Run(lanes("merge", "compute", fma=values, smem=2 * values * F32_BYTES))
         yield Start(global_store("O", loop.o_bytes, loop.o_missing))
-
-    def _meet(self) -> Iterator[Step]:
-        yield Arrive(self.sync)
-        yield Wait(self.sync, self.syncs)
-        self.syncs += 1

@@ -37,6 +37,7 @@ from simkit.schedules.steps import (
     WARP,
     Copy,
     Product,
+    Sync,
     global_store,
     in_pieces,
     lanes,
@@ -198,15 +199,10 @@ class _Pair:
         self.scale = [named_barrier(f"sScale{b} ready", mla.WARPS) for b in range(2)]
         self.p0_ready = named_barrier("sP0 ready", mla.WARPS)
         self.issued = named_barrier("rO1 sP0 sV0R issued", mla.WARPS)
-        self.met = named_barrier("sync", mla.WARPS, 2)
+        met = named_barrier("sync", mla.WARPS, 2)
+        self.sync = [Sync(met), Sync(met)]
         self.used = [0, 0]
         self.single = 0  # pairs of one block: nobody tells warpgroup 0 of a second product
-        self.meetings = [0, 0]
-
-    def meet(self, w: int) -> Iterator[Step]:
-        yield Arrive(self.met)
-        yield Wait(self.met, self.meetings[w])
-        self.meetings[w] += 1
 
     def copies(self, items: Sequence[Item]) -> Program:
         """What the warpgroups ask for, in the order in which they do."""
@@ -251,13 +247,13 @@ class _Pair:
                 yield from self._left_pair(item.length - block, turn)
                 turn += 1
             yield from mla.sums("l")
-            yield from self.meet(0)
+            yield from self.sync[0].steps()
             if number + 1 < len(items):
                 yield mla.load_q(cta.gpu, self.q_full, TMA_LATENCY.value, cta.rows)
             yield from mla.to_staging(item.kind.is_split)
-            yield from self.meet(0)
+            yield from self.sync[0].steps()
             yield from mla.store(item.kind.is_split, rows=cta.rows)
-            yield from self.meet(0)
+            yield from self.sync[0].steps()
 
     def _left_pair(self, remaining: int, turn: int) -> Iterator[Step]:
         """``remaining``: blocks from the first of the pair on."""
@@ -312,10 +308,10 @@ class _Pair:
                 yield from self._right_pair(item.length - block, turn)
                 turn += 1
             yield from mla.sums("l")
-            yield from self.meet(1)
+            yield from self.sync[1].steps()
             yield from mla.to_staging(item.kind.is_split)
-            yield from self.meet(1)
-            yield from self.meet(1)
+            yield from self.sync[1].steps()
+            yield from self.sync[1].steps()
 
     def _right_pair(self, remaining: int, turn: int) -> Iterator[Step]:
         cta, softmax = self.cta, self.cta.softmax
@@ -374,15 +370,10 @@ class _Both:
         self.q = Copy("Q", cta.rows * mla.D_QK * mla.ELEMENT, 1.0, cta.gpu.hbm_latency)
         self.q_there = Barrier("Q there", self.q.boxes)
         self.k_there = Barrier("K there", TILES)
-        self.met = named_barrier("sync", mla.WARPS, 2)
+        met = named_barrier("sync", mla.WARPS, 2)
+        self.sync = [Sync(met), Sync(met)]
         self.s_ready = named_barrier("S ready", mla.WARPS)
         self.sums_ready = named_barrier("sums ready", mla.WARPS)
-        self.meetings = [0, 0]
-
-    def meet(self, w: int) -> Iterator[Step]:
-        yield Arrive(self.met)
-        yield Wait(self.met, self.meetings[w])
-        self.meetings[w] += 1
 
     def copies(self, items: Sequence[Item]) -> Program:
         cta, asked = self.cta, 0
@@ -406,7 +397,7 @@ class _Both:
             yield cta.lookup()
             s, o = Barrier("S"), Barrier("O left")
             for block in range(item.length):
-                yield from self.meet(0)
+                yield from self.sync[0].steps()
                 yield from cta.qk.issue(s)
                 yield Wait(s, block)
                 if block == 0:  # the last block of the piece comes first
@@ -421,11 +412,11 @@ class _Both:
                 yield Wait(o, block)
             yield Arrive(self.sums_ready)
             yield from mla.sums("l")
-            yield from self.meet(0)
+            yield from self.sync[0].steps()
             yield from mla.to_staging(item.kind.is_split)
-            yield from self.meet(0)
+            yield from self.sync[0].steps()
             yield from self._store(item.kind.is_split)
-            yield from self.meet(0)
+            yield from self.sync[0].steps()
 
     def _store(self, is_split: bool) -> Iterator[Step]:
         """By the lanes of one warpgroup, through registers: nobody waits for the writes."""
@@ -448,7 +439,7 @@ class _Both:
                 yield Wait(self.k_there, turn)
                 if block == 0:
                     yield Wait(self.q_there, number)
-                yield from self.meet(1)
+                yield from self.sync[1].steps()
                 if block + 1 < item.length:
                     yield from self.copy()
                 yield Wait(self.s_ready, turn)
@@ -458,7 +449,7 @@ class _Both:
                 yield Wait(o, block)
                 turn += 1
             yield Wait(self.sums_ready, number)
-            yield from self.meet(1)
+            yield from self.sync[1].steps()
             yield from mla.to_staging(item.kind.is_split)
-            yield from self.meet(1)
-            yield from self.meet(1)
+            yield from self.sync[1].steps()
+            yield from self.sync[1].steps()

@@ -30,6 +30,7 @@ from simkit.schedules.shape import AttentionShape
 from simkit.schedules.steps import (
     F32_BYTES,
     Copy,
+    Sync,
     global_load,
     global_store,
     in_pieces,
@@ -232,8 +233,7 @@ class _CoreCta:
         self.k, self.v = (Copy(name, size, 1.0, core.latency) for name in "KV")
         self.k_full, self.v_full = (Barrier(f"{c.name} there", c.boxes) for c in (self.k, self.v))
         self.k_free, self.v_free, self.pages = (Barrier(n) for n in ("K free", "V free", "pages"))
-        self.sync = named_barrier("sync", core.threads // 32)
-        self.syncs = 0
+        self.sync = Sync(named_barrier("sync", core.threads // 32))
 
     def copies(self, items: Sequence[Item]) -> Program:
         """cp.async into two stages each of K and V; page indices a tile ahead."""
@@ -273,16 +273,16 @@ class _CoreCta:
             yield Run(global_load("Q", query, 1.0, core.latency))
             for _ in range(item.length):
                 yield Wait(self.k_full, block)
-                yield from self._meet()
+                yield from self.sync.steps()
                 yield from in_pieces(dot, 2)
                 yield Run(reduce)
                 yield Run(exp)
-                yield from self._meet()
+                yield from self.sync.steps()
                 yield Arrive(self.k_free)
                 yield Wait(self.v_full, block)
-                yield from self._meet()
+                yield from self.sync.steps()
                 yield from in_pieces(add, 2)
-                yield from self._meet()
+                yield from self.sync.steps()
                 yield Arrive(self.v_free)
                 block += 1
             yield from self._finish()
@@ -294,11 +294,6 @@ class _CoreCta:
         if core.depth > 1:
             states = core.depth * values
             yield Run(lanes("merge", "compute", fma=states, smem=2 * states * F32_BYTES))
-            yield from self._meet()
+            yield from self.sync.steps()
         yield Run(lanes("O", "convert", fma=values, xu=values / 2))
         yield Start(global_store("O", core.o_bytes, core.o_missing))
-
-    def _meet(self) -> Iterator[Step]:
-        yield Arrive(self.sync)
-        yield Wait(self.sync, self.syncs)
-        self.syncs += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simkit.schedules.engine import Barrier, Issue, Run, Start, Step, Wait, Work
+from simkit.schedules.engine import Arrive, Barrier, Issue, Run, Start, Step, Wait, Work
 from simkit.schedules.parameters import (
     DSMEM_LATENCY,
     LANE_LATENCY,
@@ -248,6 +248,19 @@ def mbarrier(name: str, count: int = 1) -> Barrier:
 def named_barrier(name: str, warps: int, arrivals: int = 1) -> Barrier:
     """bar.sync of ``warps``, of which ``arrivals`` agents tell."""
     return Barrier(name, arrivals, SYNC_BASE.value + SYNC_PER_WARP.value * warps)
+
+
+class Sync:
+    """One agent's __syncthreads, again and again at a ``barrier`` of all agents of its CTA."""
+
+    def __init__(self, barrier: Barrier) -> None:
+        self._barrier = barrier
+        self._phase = 0
+
+    def steps(self) -> Iterator[Step]:
+        yield Arrive(self._barrier)
+        yield Wait(self._barrier, self._phase)
+        self._phase += 1
 
 
 def global_load(name: str, count: float, missing: float = 0.0, latency: float = 0.0) -> Work:
